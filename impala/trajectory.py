@@ -8,11 +8,14 @@ length, `B` the number of columns (unrolls) of a batch, `N` the environments of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from impala.agents.agent import Agent
 
 
 class Step(NamedTuple):
@@ -60,3 +63,76 @@ def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, tuple):
         return [leaf for child in tree for leaf in leaves(child)]
     return [tree]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a trajectory: [rows, columns, *shape], or [columns, *shape] if `rows` is 0."""
+
+    rows: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def empty_step(frame_shape: tuple[int, ...], size: int) -> Step:
+    """A row of zeros for `size` environments."""
+    return Step(
+        frame=torch.zeros(size, *frame_shape, dtype=torch.uint8),
+        reward=torch.zeros(size),
+        terminated=torch.zeros(size, dtype=torch.bool),
+        truncated=torch.zeros(size, dtype=torch.bool),
+        truncation_value=torch.zeros(size),
+        last_action=torch.zeros(size, dtype=torch.int64),
+    )
+
+
+def trajectory_layout(
+    agent: Agent, frame_shape: tuple[int, ...], num_actions: int, unroll_length: int
+) -> Trajectory:
+    """A Trajectory of `Field`s, derived from one real act on the CPU.
+
+    So a new field in an agent's outputs or core state changes no other file.
+    """
+
+    def field(rows: int) -> Callable[[Tensor], Field]:
+        return lambda row: Field(rows, tuple(row.shape[1:]), row.dtype)
+
+    step = empty_step(frame_shape, 1)
+    state = agent.initial_state(1)
+    with torch.inference_mode():
+        outputs, _ = agent.act(step, state, torch.zeros(1, num_actions))
+    return Trajectory(
+        steps=map_structure(field(unroll_length + 1), step),
+        outputs=map_structure(field(unroll_length), outputs),
+        core_state=map_structure(field(0), state),
+        task=Field(0, (), torch.int64),
+        version=Field(0, (), torch.int64),
+    )
+
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def allocate(layout: Trajectory, columns: int, empty: Allocate | None = None) -> Trajectory:
+    """Arrays of `layout` for `columns` unrolls, made by `empty(shape, dtype)`."""
+
+    def make(field: Field) -> Tensor:
+        rows = (field.rows,) if field.rows else ()
+        shape = (*rows, columns, *field.shape)
+        return empty(shape, field.dtype) if empty else torch.zeros(shape, dtype=field.dtype)
+
+    return map_structure(make, layout)
+
+
+def gather(storage: Trajectory, slots: Tensor, out: Trajectory) -> None:
+    """Copies the columns `slots` (int64 [B]) of `storage` into `out`, which has B columns."""
+    for part in ("steps", "outputs"):
+        for source, target in zip(
+            leaves(getattr(storage, part)), leaves(getattr(out, part)), strict=True
+        ):
+            torch.index_select(source, 1, slots, out=target)
+    for part in ("core_state", "task", "version"):
+        for source, target in zip(
+            leaves(getattr(storage, part)), leaves(getattr(out, part)), strict=True
+        ):
+            torch.index_select(source, 0, slots, out=target)

@@ -1,20 +1,23 @@
-"""What a suite of tasks is, and how finished games become human-normalised scores.
+"""What a suite of tasks is: its tasks, what they have in common, and how they are played.
 
-This file knows nothing of agents: no torch, no Hydra, no `impala`.
+How finished games become scores is in `suites.score`. This file knows nothing of agents: no torch,
+no Hydra, no `impala`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 SCORE_WINDOW = 100  # whole games of each task behind every reported score
+MAX_SEED = 2**31 - 1  # engines keep seeds in a signed 32-bit integer
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Task:
     random_return: float
     human_return: float
 
+    def __post_init__(self) -> None:
+        scores = (self.random_return, self.human_return)
+        if not all(map(math.isfinite, scores)) or self.human_return <= self.random_return:
+            raise ValueError(
+                f"task {self.name!r} has random_return={self.random_return} and human_return="
+                f"{self.human_return}: a human-normalised score needs two finite reference "
+                "returns, the human one above the random one"
+            )
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -35,6 +47,112 @@ class Spec:
     frame_shape: tuple[int, ...]  # of one uint8 observation
     num_actions: int  # of the head shared by all tasks: index i means the same in each
     frames_per_step: int  # environment frames for each agent step (action repeat)
+
+
+class TaskVectorEnv(gymnasium.vector.VectorEnv):
+    """N environments of one task in the SAME_STEP autoreset mode; a step comes in two halves.
+
+    `send` starts a step and `recv` waits for it, so that one process can send to many vector
+    environments and then receive from each while the others still work. `step` is both.
+
+    `recv` returns frames uint8 [N, *frame_shape], raw rewards [N], terminated and truncated
+    bool [N] (never both), and `info`. On a step at which a game ended, row i of
+    `info["final_obs"]` is the true last observation of each game i that did; its other rows mean
+    nothing. Without an end the key is absent.
+
+    Engines implement `_reset`, `_send` and `_recv`. Misuse that would hang or confuse an engine
+    raises here: ValueError for a wrong action or seed, RuntimeError for calls out of turn.
+    """
+
+    def __init__(
+        self, *, num_envs: int, seeds: Sequence[int], frame_shape: tuple[int, ...], num_actions: int
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: expected at least 1")
+        self.num_envs = num_envs
+        self._first_seeds: np.ndarray | None = self._check_seeds(seeds)
+        self._started = False
+        self._sent = False
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, frame_shape, np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(num_actions)
+        self._num_actions = num_actions
+        batch_space = gymnasium.vector.utils.batch_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int] | np.ndarray | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts a game in every environment: frames [N, *frame_shape] and `info`.
+
+        The first reset uses the seeds given to the constructor, later ones go on with the random
+        states. `seed` replaces both: one number for each environment, or one whose successors
+        serve the others.
+        """
+        if options:
+            raise ValueError(f"options={options}: this environment has none, pass None")
+        if self._sent:
+            self.recv()
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.num_envs)]
+        seeds = self._first_seeds if seed is None else self._check_seeds(seed)
+        self._first_seeds = None
+        self._started = True
+        return self._reset(seeds)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Starts a step: integer actions [N] in [0, num_actions)."""
+        if not self._started or self._sent:
+            missing = "recv() of the step before" if self._started else "reset()"
+            raise RuntimeError(f"send() called without {missing}")
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
+            raise ValueError(
+                f"actions have shape {actions.shape} and type {actions.dtype}: expected "
+                f"({self.num_envs},) integers, one for each environment"
+            )
+        if actions.min() < 0 or actions.max() >= self._num_actions:
+            raise ValueError(
+                f"actions {actions.tolist()}: each must be in 0..{self._num_actions - 1}"
+            )
+        self._send(actions.astype(np.int64, copy=False))
+        self._sent = True
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Waits for the step that `send` started."""
+        if not self._sent:
+            raise RuntimeError("recv() called without send(): there is no step to wait for")
+        self._sent = False
+        return self._recv()
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self.send(actions)
+        return self.recv()
+
+    def _check_seeds(self, seeds: Sequence[int] | np.ndarray) -> np.ndarray:
+        values = np.asarray(seeds)
+        if values.shape != (self.num_envs,) or values.dtype.kind not in "iu":
+            raise ValueError(
+                f"seeds={seeds}: expected {self.num_envs} integers, one for each environment"
+            )
+        if values.min() < 0 or values.max() > MAX_SEED:
+            raise ValueError(f"seeds={values.tolist()}: each must be in 0..{MAX_SEED}")
+        return values.astype(np.int64)
+
+    def _reset(self, seeds: np.ndarray | None) -> tuple[np.ndarray, dict[str, Any]]:
+        raise NotImplementedError
+
+    def _send(self, actions: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        raise NotImplementedError
 
 
 class Suite(Protocol):
@@ -46,12 +164,12 @@ class Suite(Protocol):
     name: str
     tasks: tuple[Task, ...]
     spec: Spec
-    headline: str  # the key of `score` that names *the* score, such as "median"
+    headline: str  # the key of `suites.score.aggregates` that names *the* score, such as "median"
     provenance: dict[str, str]  # where reference scores come from and the protocol played
 
     def make(
         self, task: Task, num_envs: int, seeds: Sequence[int], split: str = "train"
-    ) -> gymnasium.vector.VectorEnv:
+    ) -> TaskVectorEnv:
         """A vector environment of one task in the SAME_STEP autoreset mode.
 
         Where a game ends, the observation is the next game's first and the true last one is
@@ -63,3 +181,31 @@ class Suite(Protocol):
     def check(self) -> None:
         """Raises ValueError, saying what to do, unless every task can be played on this machine."""
         ...
+
+
+def check_task(task: Task, tasks: Sequence[Task], split: str) -> None:
+    """Raises ValueError unless `task` is one of `tasks` and `split` is train or test."""
+    if task not in tasks:
+        raise ValueError(f"{task} is not a task of this suite: pass one of suite.tasks")
+    if split not in ("train", "test"):
+        raise ValueError(f"split={split!r}: expected 'train' or 'test'")
+
+
+def select_names(wanted: Sequence[str], known: Sequence[str], *, kind: str) -> tuple[str, ...]:
+    """`wanted` as a tuple; ValueError, with the nearest names, unless each is known and given once.
+
+    kind: what the names are of, for the message, such as "game of atari57".
+    """
+    if isinstance(wanted, str) or not wanted:
+        raise ValueError(
+            f"got {wanted!r} where a list with at least one {kind} is expected, "
+            f"such as [{known[0]}]"
+        )
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"{name!r} is no {kind}; {hint}")
+    if twice := sorted({name for name in wanted if list(wanted).count(name) > 1}):
+        raise ValueError(f"{', '.join(twice)} given more than once: name each {kind} once")
+    return tuple(wanted)

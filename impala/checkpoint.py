@@ -1,0 +1,91 @@
+"""A run at one instant: saved atomically, loaded strictly, only tensors and plain types."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_NUMBERED = re.compile(r"ckpt_(\d+)\.pt")
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run: `ckpt_<frames>.pt`, the last `keep` of them, and `last.pt`.
+
+    `last.pt` is a copy of the newest, so that damage to one of them leaves the other.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder = folder
+        self._keep = keep
+
+    def save(self, state: dict[str, Any]) -> Path:
+        """Writes `state`, which has "frames"; the files before it stay until it is whole."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"ckpt_{state['frames']}.pt"
+        temporary = self.folder / f".{path.name}.{os.getpid()}"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save({"format": FORMAT, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            shutil.copyfile(path, temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, self.folder / "last.pt")
+        except OSError as error:
+            raise OSError(f"the checkpoint {path} could not be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        for old in self.numbered()[: -self._keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def numbered(self) -> list[Path]:
+        """The numbered files, oldest first."""
+        found = [
+            (int(match[1]), path)
+            for path in self.folder.glob("ckpt_*.pt")
+            if (match := _NUMBERED.fullmatch(path.name))
+        ]
+        return [path for _, path in sorted(found)]
+
+    def load(self) -> dict[str, Any]:
+        """The newest state that can be read.
+
+        A damaged file is reported and the one before it is taken. Raises FileNotFoundError if there
+        is none, ValueError if none can be read: a run never starts from scratch unasked.
+        """
+        candidates = [self.folder / "last.pt", *reversed(self.numbered())]
+        candidates = [path for path in candidates if path.exists()]
+        if not candidates:
+            raise FileNotFoundError(
+                f"{self.folder} has no checkpoint (last.pt or ckpt_<frames>.pt): give"
+                " resume=<run directory> of a run that has written one"
+            )
+        for path in candidates:
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+                if not isinstance(state, dict) or state.get("format") != FORMAT:
+                    raise ValueError(f"it has no format {FORMAT} checkpoint in it")
+            except Exception as error:
+                log.warning(
+                    "the checkpoint %s is damaged (%s: %s): trying the one before it",
+                    path, type(error).__name__, str(error).splitlines()[0] if str(error) else "",
+                )  # fmt: skip
+                continue
+            log.info("loaded %s (%s frames)", path, f"{state['frames']:,}")
+            return state
+        raise ValueError(
+            f"none of the {len(candidates)} checkpoints in {self.folder} can be read: "
+            + ", ".join(path.name for path in candidates)
+        )

@@ -1,0 +1,268 @@
+"""One run: starts its parts, moves trajectories, weights and numbers between them, closes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from impala.checkpoint import Checkpoints
+from impala.experience.experience import Batch, Experience
+from impala.learner import Learner, NonFiniteError
+from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
+from impala.loggers.logger import Logger
+from impala.measures import Measures
+from impala.transport.transport import Delivery, Transport
+from suites.score import Scoreboard
+from suites.suite import Suite
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a run ends, logs and saves. Frames are environment frames, `_s` are seconds."""
+
+    total_frames: int
+    log_every_s: float
+    log_every_frames: int | None  # if set, points are made by frames and not by time
+    checkpoint_every_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    status: str  # finished, interrupted or failed
+    exit_code: int  # 0; 130 after SIGINT, 143 after SIGTERM; 1
+    score: float | None  # the suite's headline score in per cent, once a game has finished
+
+
+class Experiment:
+    """See the module. `resume` is a state from `Checkpoints.load`, or None for a new run."""
+
+    def __init__(
+        self,
+        *,
+        suite: Suite,
+        learner: Learner,
+        transport: Transport,
+        experience: Experience,
+        checkpoints: Checkpoints,
+        metrics_file: JsonLines,
+        episodes_file: EpisodeLog,
+        loggers: Sequence[Logger],
+        scoreboard: Scoreboard,
+        schedule: Schedule,
+        run_dir: Path,
+        seed: int,
+        resume: dict[str, Any] | None = None,
+    ) -> None:
+        self._suite = suite
+        self._learner = learner
+        self._transport = transport
+        self._experience = experience
+        self._checkpoints = checkpoints
+        self._episodes_file = episodes_file
+        self._metrics_file = metrics_file
+        self._loggers = [metrics_file, *loggers]
+        self._scoreboard = scoreboard
+        self._schedule = schedule
+        self._run_dir = run_dir
+        self._seed = seed
+        self._frames = 0
+        self._updates = 0
+        self._time_s = 0.0
+        if resume is not None:
+            self._restore(resume)
+        self._measures = Measures([task.name for task in suite.tasks])
+        self._signal = 0
+        self._started = self._logged = self._saved = time.monotonic()
+        self._logged_frames = self._saved_frames = self._frames
+
+    def run(self) -> Result:
+        """Trains until `total_frames`, or until a signal or an error. Everything is closed."""
+        status, exit_code = "failed", 1
+        with self._signals():
+            try:
+                seed = self._seed + self._frames  # a resumed run does not replay its first games
+                self._transport.start(self._learner.agent, self._updates, seed)
+                while self._frames < self._schedule.total_frames and not self._signal:
+                    self._iterate()
+                status, exit_code = "finished", 0
+                if self._signal:
+                    status, exit_code = "interrupted", 128 + self._signal
+                    log.info("stopping: received %s", signal.Signals(self._signal).name)
+                self._log()
+                self._save()
+            except Exception as error:
+                if not isinstance(error, (NonFiniteError, OSError)):
+                    self._save()  # the weights are whole: they change only within an update
+                raise
+            finally:
+                self._transport.close()
+                self._write_summary(status)
+                for file in (self._episodes_file, *self._loggers):
+                    file.finish(exit_code)
+        return Result(status, exit_code, self._score())
+
+    # One turn of the loop
+
+    def _iterate(self) -> None:
+        measures = self._measures
+        with measures.time("learner_waiting"):
+            batch_ready = self._wait_for_batch()
+        if not batch_ready:
+            return
+        with measures.time("learner_loading"):
+            batch = self._experience.sample()
+            self._transport.release(batch.released)
+        with measures.time("learner_computing"):
+            skipped = self._learner.update(
+                batch, self._frames / self._schedule.total_frames, lambda: bool(self._signal)
+            )
+        if skipped is None:
+            return
+        if skipped:
+            names = ", ".join(self._suite.tasks[task].name for task in skipped)
+            log.warning("update %d skipped: non-finite loss or gradient in %s", self._updates, names)
+        measures.batch(batch, self._updates)
+        self._frames += self._frames_in(batch)
+        self._updates += 1
+        with measures.time("learner_publishing"):
+            self._transport.publish(self._learner.agent, self._updates)
+        self._log_and_save_if_due()
+
+    def _wait_for_batch(self) -> bool:
+        """False if a signal came first."""
+        self._accept(self._transport.receive(0.0))
+        while not self._experience.ready():
+            if self._signal:
+                return False
+            self._accept(self._transport.receive(0.25))
+            self._log_and_save_if_due()
+        return True
+
+    def _accept(self, deliveries: list[Delivery]) -> None:
+        frames_per_step = self._suite.spec.frames_per_step
+        episodes = []
+        for delivery in deliveries:
+            self._experience.insert(delivery.slots)
+            self._measures.delivery(delivery)
+            for task, raw_return, steps in delivery.games.tolist():
+                length = steps * frames_per_step
+                self._scoreboard.add(task, raw_return, length)
+                name = self._suite.tasks[task].name
+                episodes.append(Episode(self._frames, name, raw_return, length, delivery.actor))
+        self._episodes_file.write(episodes)
+
+    def _frames_in(self, batch: Batch) -> int:
+        rows = len(batch.parts[0].steps.reward) - 1
+        return rows * len(batch.task) * self._suite.spec.frames_per_step
+
+    # Numbers
+
+    def _log_and_save_if_due(self) -> None:
+        now = time.monotonic()
+        every_frames = self._schedule.log_every_frames
+        if (
+            self._frames - self._logged_frames >= every_frames
+            if every_frames
+            else now - self._logged >= self._schedule.log_every_s
+        ):
+            self._log()
+        if now - self._saved >= self._schedule.checkpoint_every_s:
+            self._save()
+
+    def _log(self) -> None:
+        if self._frames == self._logged_frames:
+            return
+        now = time.monotonic()
+        metrics = {
+            "updates": float(self._updates),
+            "time_s": self._elapsed_s(),
+            **self._scoreboard.metrics(),
+            **self._learner.metrics(),
+            **self._measures.take(self._frames - self._logged_frames),
+            "queue/fill": self._experience.waiting / self._transport.total_slots,
+        }
+        self._logged, self._logged_frames = now, self._frames
+        for logger in self._loggers:
+            logger.write(self._frames, metrics)
+
+    def _elapsed_s(self) -> float:
+        return self._time_s + time.monotonic() - self._started
+
+    def _score(self) -> float | None:
+        return self._scoreboard.metrics().get(f"score/{self._suite.headline}")
+
+    def _write_summary(self, status: str) -> None:
+        summary = {
+            "status": status,
+            "suite": self._suite.name,
+            "headline": self._suite.headline,
+            "score": self._score(),
+            "frames": self._frames,
+            "updates": self._updates,
+            "time_s": self._elapsed_s(),
+            "seed": self._seed,
+            "games": {t.name: self._scoreboard.games(i) for i, t in enumerate(self._suite.tasks)},
+            "metrics": self._scoreboard.metrics(),
+            "updates_skipped": self._learner.skipped,
+            "provenance": self._suite.provenance,
+        }
+        path = self._run_dir / "summary.json"
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        os.replace(temporary, path)
+
+    # State
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        if self._frames == self._saved_frames and self._checkpoints.numbered():
+            return
+        self._checkpoints.save(
+            {
+                "frames": self._frames,
+                "updates": self._updates,
+                "time_s": self._elapsed_s(),
+                "learner": self._learner.state_dict(),
+                "scoreboard": self._scoreboard.state_dict(),
+                "random": {"torch": torch.get_rng_state()},
+            }
+        )
+        self._saved_frames = self._frames
+        for file in (self._episodes_file, *self._loggers):
+            file.commit(self._frames)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._frames = state["frames"]
+        self._updates = state["updates"]
+        self._time_s = state["time_s"]
+        self._learner.load_state_dict(state["learner"])
+        self._scoreboard.load_state_dict(state["scoreboard"])
+        torch.set_rng_state(state["random"]["torch"])
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the loop at a point where the weights are whole."""
+
+        def handle(number: int, frame: object) -> None:
+            if self._signal:
+                raise KeyboardInterrupt  # the second time: at once
+            self._signal = number
+
+        previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,0 +1,188 @@
+"""The learning loop's step: batch -> loss -> gradient -> update."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from impala.agents.agent import Agent, Loss
+from impala.experience.experience import Batch
+from impala.trajectory import Trajectory, map_structure
+
+
+class NonFiniteError(RuntimeError):
+    """Too many updates in a row had a non-finite loss or gradient."""
+
+
+class Learner:
+    """Owns the weights and their optimizer.
+
+    optimizer: called with the parameters.
+    lr_schedule: factor on the optimizer's learning rate, given the share of `total_frames` done.
+    max_grad_norm: global norm that gradients are clipped to.
+    device: where the agent learns.
+    autocast: bfloat16 autocast.
+    compile_loss: `torch.compile` the loss; needs a C++ compiler at run time.
+    max_skipped: updates in a row that may be skipped because they were not finite.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        optimizer: Callable[[Any], torch.optim.Optimizer],
+        lr_schedule: Callable[[float], float],
+        max_grad_norm: float,
+        device: torch.device,
+        autocast: bool = False,
+        compile_loss: bool = False,
+        max_skipped: int = 10,
+    ) -> None:
+        self.agent = agent.to(device).train()
+        self._parameters = [p for p in agent.parameters() if p.requires_grad]
+        self.optimizer = optimizer(self._parameters)
+        self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self._lr_schedule = lr_schedule
+        self._max_grad_norm = max_grad_norm
+        self._device = device
+        self._autocast = autocast
+        self._loss: Callable[[Trajectory], Loss] = (
+            torch.compile(agent.loss) if compile_loss else agent.loss
+        )
+        self._max_skipped = max_skipped
+        self._skipped_in_a_row = 0
+        self.skipped = 0
+        self._sums: dict[str, Tensor] = {}
+        self._extremes: dict[str, float] = defaultdict(float)
+        self._updates = 0
+        self._columns = 0
+
+    def update(
+        self, batch: Batch, progress: float, interrupted: Callable[[], bool] = lambda: False
+    ) -> list[int] | None:
+        """One optimizer step, unless something is not finite.
+
+        progress: share of the run's frames done, for the schedule.
+        interrupted: asked between micro-batches; if true the update is given up.
+        Returns the indices of tasks whose loss or gradient was not finite (the update was skipped,
+        the weights are as before); an empty list if the update was made; None if given up.
+        """
+        self.optimizer.zero_grad(set_to_none=False)
+        sums: dict[str, Tensor] = {}
+        total = torch.zeros((), device=self._device)
+        for part in batch.parts:
+            if interrupted():
+                return None
+            loss = self._backward(part)
+            total += loss.columns.detach().sum()
+            for name, value in loss.metrics.items():
+                sums[name] = sums[name] + value if name in sums else value
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+        if not math.isfinite(float(norm + total)):
+            return self._skip(batch)
+        for group, lr in zip(self.optimizer.param_groups, self._base_lr, strict=True):
+            group["lr"] = lr * self._lr_schedule(progress)
+        self.optimizer.step()
+        self._skipped_in_a_row = 0
+        self._record(sums, float(norm), len(batch.task))
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call: losses of a batch, other values of a column."""
+        if not self._updates:
+            return {"updates/skipped": float(self.skipped)}
+        result = {
+            name: float(value) / (self._updates if name.startswith("loss/") else self._columns)
+            for name, value in self._sums.items()
+        }
+        result["grad/norm"] = self._extremes["grad"] / self._updates
+        result["lr"] = self.optimizer.param_groups[0]["lr"]
+        result["updates/skipped"] = float(self.skipped)
+        self._sums, self._updates, self._columns = {}, 0, 0
+        self._extremes.clear()
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Strict. Learning rate and other options stay those the learner was made with."""
+        options = [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        self.agent.load_state_dict(state["agent"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, option in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(option)
+        self.skipped = state["skipped"]
+
+    def _backward(self, part: Trajectory) -> Loss:
+        part = map_structure(lambda leaf: leaf.to(self._device, non_blocking=True), part)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            loss = self._loss(part)
+        loss.columns.sum().backward()
+        return loss
+
+    def _record(self, sums: dict[str, Tensor], norm: float, columns: int) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._extremes["grad"] += norm
+        self._updates += 1
+        self._columns += columns
+
+    def _skip(self, batch: Batch) -> list[int]:
+        """Names the tasks to blame, by looking at each column alone; rare, so it may be slow."""
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        tasks = {
+            int(task) for part in batch.parts for task in self._non_finite_tasks(part)
+        } or set(batch.task.tolist())
+        self.optimizer.zero_grad(set_to_none=False)
+        if self._skipped_in_a_row > self._max_skipped:
+            raise NonFiniteError(
+                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient"
+            )
+        return sorted(tasks)
+
+    def _non_finite_tasks(self, part: Trajectory) -> Sequence[int]:
+        tasks = []
+        for column in range(len(part.task)):
+            self.optimizer.zero_grad(set_to_none=False)
+            loss = self._backward(_column(part, column))
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            finite = torch.isfinite(loss.columns).all() and all(
+                bool(torch.isfinite(gradient).all()) for gradient in gradients
+            )
+            if not finite:
+                tasks.append(int(part.task[column]))
+        return tasks
+
+
+def _column(part: Trajectory, column: int) -> Trajectory:
+    one = slice(column, column + 1)
+    return Trajectory(
+        steps=map_structure(lambda leaf: leaf[:, one], part.steps),
+        outputs=map_structure(lambda leaf: leaf[:, one], part.outputs),
+        core_state=map_structure(lambda leaf: leaf[one], part.core_state),
+        task=part.task[one],
+        version=part.version[one],
+    )
+
+
+def linear_decay(progress: float) -> float:
+    """From 1 to 0 over the run, as in the paper."""
+    return max(0.0, 1.0 - progress)
+
+
+def constant(progress: float) -> float:
+    return 1.0

@@ -1,0 +1,113 @@
+"""The terminal: one live screen, or plain lines where the output is not a terminal."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from impala.loggers.latest import (
+    ACTOR_TIME,
+    LEARNER_TIME,
+    Latest,
+    duration,
+    memory,
+    number,
+    percent,
+    small,
+)
+from impala.loggers.screen import Screen
+
+TIME_LINE_EVERY_S = 60.0  # of plain output
+
+
+class Console:
+    """A logger for people.
+
+    total_frames:  environment frames of the whole run, for progress and the time left.
+    task_names:    in the order shown.
+    headline:      the key of the suite's score that names *the* score, such as "median".
+    title:         shown on top, such as the suite and the algorithm.
+    live:          a screen (True) or lines (False); None: a screen if the output is a terminal.
+
+    Metrics that are missing show as "-": until every task has finished a game, some are.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_frames: int,
+        task_names: Sequence[str],
+        headline: str,
+        title: str = "",
+        live: bool | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._stream = stream or sys.stdout
+        self._latest = Latest(total_frames, tuple(task_names), headline)
+        self._next_time_line_s = -math.inf
+        if live is None:
+            live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._screen: Screen | None = None
+        if live:
+            self._screen = Screen(self._latest, title, self._stream)
+
+    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+        self._latest.update(frames, metrics)
+        if self._screen is not None:
+            self._screen.refresh()
+            return
+        self._print(progress_line(self._latest))
+        time_s = metrics.get("time_s", 0.0)
+        if self._next_time_line_s == -math.inf:
+            self._next_time_line_s = time_s + TIME_LINE_EVERY_S
+        elif time_s >= self._next_time_line_s:
+            self._next_time_line_s = time_s + TIME_LINE_EVERY_S
+            self._print(time_line(self._latest))
+
+    def commit(self, frames: int) -> None:
+        """Nothing: what was shown was shown."""
+
+    def finish(self, exit_code: int) -> None:
+        """Leaves the last screen standing and adds one closing line."""
+        if self._screen is not None:
+            self._screen.stop()
+        self._print(closing_line(self._latest, exit_code))
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def progress_line(latest: Latest) -> str:
+    return " | ".join(
+        (
+            f"frames {latest.frames:,} ({100 * latest.progress:.1f} %)",
+            f"{number(latest.get('rate/frames_per_s'))} frames/s",
+            f"{latest.score} (coverage {latest.coverage})",
+            f"left {duration(latest.time_left_s)}",
+            f"lag {number(latest.mean_lag)} max {number(latest.get('lag/max'))}",
+            f"loss {small(latest.get('loss/total'))}",
+        )
+    )
+
+
+def time_line(latest: Latest) -> str:
+    """Where the time goes."""
+    parts = []
+    for who, names in (("learner", LEARNER_TIME), ("actor", ACTOR_TIME)):
+        shares = [f"{name} {percent(share)}" for name, share in latest.times(names, who)]
+        parts.append(f"{who} " + (", ".join(shares) or "-"))
+    parts.append(f"queue {percent(latest.get('queue/fill'))} full")
+    parts.append(f"memory {memory(latest.get('memory/rss_mb'))}")
+    return "time: " + " | ".join(parts)
+
+
+def closing_line(latest: Latest, exit_code: int) -> str:
+    how = {0: "finished", 130: "stopped"}.get(exit_code, f"failed (exit code {exit_code})")
+    spent = duration(latest.get("time_s"))
+    return (
+        f"{how} at {latest.frames:,} of {latest.total_frames:,} frames after {spent}, "
+        f"{latest.score} (coverage {latest.coverage})"
+    )

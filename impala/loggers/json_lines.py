@@ -1,0 +1,213 @@
+"""One JSON object a line, in files that outlive the run: `metrics.jsonl` and `episodes.jsonl`.
+
+`metrics.jsonl` is the truth about a run: whatever another service shows can be drawn again from it.
+Files are strict JSON. A number that is not finite is written as `null`, so that the key still
+shows when it happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+log = logging.getLogger(__name__)
+
+
+class Episode(NamedTuple):
+    """A finished game, as `episodes.jsonl` keeps it."""
+
+    frames: int  # environment frames of the whole run when the game ended
+    task: str
+    episode_return: float  # raw, of the whole game; the key in the file is "return"
+    length: int  # in frames
+    actor: int
+
+
+class JsonLines:
+    """A logger that appends one line for each point, flushed before `write` returns.
+
+    path:           the file. A fresh run does not go on in a file of another one.
+    resume_frames:  of the checkpoint a resumed run goes on from: later lines are cut.
+    """
+
+    def __init__(self, path: str | Path, resume_frames: int | None = None) -> None:
+        self._file = _AppendOnly(Path(path), resume_frames)
+
+    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """Appends a point: `frames`, `updates`, `time_s`, then the "group/name" keys by name.
+
+        A second point of the same frames is left out: one point for each number of frames, also
+        where the last one of a run falls together with a regular one.
+
+        Raises: ValueError if frames went back; OSError, naming the file, if it cannot be written.
+        """
+        if frames < self._file.last_frames:
+            raise ValueError(
+                f"{self._file.path}: a point of frames={frames} came after one of "
+                f"frames={self._file.last_frames}; frames must grow from call to call"
+            )
+        if frames == self._file.last_frames:
+            return
+        keys = [key for key in ("updates", "time_s") if key in metrics]
+        keys += sorted(key for key in metrics if key not in ("frames", "updates", "time_s"))
+        self._file.append(_encode({"frames": int(frames), **{key: metrics[key] for key in keys}}))
+        self._file.last_frames = frames
+
+    def commit(self, frames: int) -> None:
+        """Forces the lines to the disk, so that a power cut leaves no gap before a checkpoint."""
+        self._file.sync()
+
+    def finish(self, exit_code: int) -> None:
+        self._file.close()
+
+
+class EpisodeLog:
+    """`episodes.jsonl`: one line for each finished game, many of them written at once."""
+
+    def __init__(self, path: str | Path, resume_frames: int | None = None) -> None:
+        self._file = _AppendOnly(Path(path), resume_frames)
+
+    def write(self, episodes: Iterable[Episode]) -> None:
+        """Appends finished games in one write. Raises OSError, naming the file."""
+        lines = b"".join(
+            _encode(
+                {
+                    "frames": int(episode.frames),
+                    "task": episode.task,
+                    "return": episode.episode_return,
+                    "length": int(episode.length),
+                    "actor": int(episode.actor),
+                }
+            )
+            for episode in episodes
+        )
+        if lines:
+            self._file.append(lines)
+
+    def commit(self, frames: int) -> None:
+        """Forces the lines to the disk."""
+        self._file.sync()
+
+    def finish(self, exit_code: int) -> None:
+        self._file.close()
+
+
+def truncate_after(path: str | Path, frames: int) -> int:
+    """Cuts every line whose `frames` are above those given, and a torn last line.
+
+    The new file replaces the old one at once, so that a crash leaves either of them whole. A
+    file that is not there has no lines to cut. Returns the frames of the last line left, or -1.
+    """
+    path = Path(path)
+    if not path.exists():
+        return -1
+    kept = path.with_name(path.name + ".tmp")
+    last_frames, cut = -1, False
+    with path.open("rb") as source, kept.open("wb") as target:
+        for line_number, line in enumerate(source, start=1):
+            point = _decode(line)
+            if point is None:
+                log.warning("%s: line %d is torn or damaged and was dropped", path, line_number)
+                cut = True
+            elif point["frames"] > frames:
+                cut = True
+            else:
+                target.write(line)
+                last_frames = point["frames"]
+        target.flush()
+        os.fsync(target.fileno())
+    if cut:
+        os.replace(kept, path)
+        _sync_directory(path.parent)
+    else:
+        kept.unlink()
+    return last_frames
+
+
+def read_points(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The points of a file in order, without a torn last line. A missing file has none."""
+    if not Path(path).exists():
+        return
+    with Path(path).open("rb") as file:
+        for line in file:
+            point = _decode(line)
+            if point is not None:
+                yield point
+
+
+class _AppendOnly:
+    """A file in which each `append` is either there as a whole or, after an error, not at all."""
+
+    def __init__(self, path: Path, resume_frames: int | None) -> None:
+        self.path = path
+        self.last_frames = -1
+        if resume_frames is not None:
+            if not path.exists():
+                log.warning("%s is missing: it starts again at frames=%d", path, resume_frames)
+            self.last_frames = truncate_after(path, resume_frames)
+        elif path.exists() and path.stat().st_size:
+            raise FileExistsError(
+                f"{path} already has lines of another run; a new run needs a directory of its own, "
+                f"or resume=<run dir> to go on with that one"
+            )
+        # Unbuffered: what was appended survives a kill, and nothing is tried again on close.
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, lines: bytes) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(lines)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                self._file.truncate(size)
+            raise OSError(
+                error.errno,
+                f"cannot write to {self.path}: {error.strerror}. Make room, then resume the run",
+            ) from error
+
+    def sync(self) -> None:
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _encode(point: Mapping[str, object]) -> bytes:
+    """A line of strict JSON."""
+    values = {key: _plain(value) for key, value in point.items()}
+    return (json.dumps(values, allow_nan=False) + "\n").encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (str, int)) or value is None:
+        return value
+    number = float(value)  # type: ignore[arg-type]  # also numpy and torch scalars
+    return number if math.isfinite(number) else None
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """The point of a line, or None where the line is torn or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        point = json.loads(line)
+    except ValueError:
+        return None
+    return point if isinstance(point, dict) and isinstance(point.get("frames"), int) else None
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,231 @@
+"""Weights & Biases, as a follower of `metrics.jsonl`.
+
+Points are sent once a checkpoint guards them, so that nothing which a resume would take back is
+ever sent. At a resume the metrics file is read again and whatever the W&B run lacks is sent:
+there is no gap and no doubled point, whichever of the two processes died, and when.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import netrc
+import os
+import secrets
+import shutil
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from impala.loggers.json_lines import read_points
+
+log = logging.getLogger(__name__)
+
+MODES = ("auto", "online", "offline", "disabled")
+
+
+class WeightsAndBiases:
+    """A logger. One run directory is one W&B run, online or offline, however often it resumes.
+
+    run_dir:           W&B's files go to `run_dir/wandb`, the run's id to `run_dir/wandb_run.json`.
+    mode:              "online", "offline", "disabled", or "auto": $WANDB_MODE if that is set, else
+                       online with a login ($WANDB_API_KEY or netrc) and offline without one.
+    config:            plain types, shown with the run.
+    resume_frames:     of the checkpoint a resumed run goes on from; None for a new run. The
+                       metrics file must already be cut there.
+    finish_timeout_s:  how long `finish` waits for an upload. What is late is sent at a resume, or
+                       by `wandb sync --include-online`.
+
+    W&B never ends a run: its first failure is logged with the reason, and from there on points are
+    in the metrics file alone until the run is resumed. Raises ValueError on an unknown mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: str | Path,
+        project: str,
+        name: str,
+        config: Mapping[str, Any],
+        mode: str = "auto",
+        entity: str | None = None,
+        group: str | None = None,
+        job_type: str = "train",
+        tags: Sequence[str] = (),
+        resume_frames: int | None = None,
+        init_timeout_s: float = 20.0,
+        finish_timeout_s: float = 4.0,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r} of Weights & Biases, expected one of {MODES}")
+        self._run_dir = Path(run_dir)
+        self._arguments = {
+            "dir": str(self._run_dir),
+            "project": project,
+            "entity": entity,
+            "group": group,
+            "job_type": job_type,
+            "name": name,
+            "tags": list(tags),
+            "config": dict(config),
+        }
+        self._init_timeout_s = init_timeout_s
+        self._finish_timeout_s = finish_timeout_s
+        self._pending: deque[tuple[int, dict[str, float]]] = deque()
+        self._sent_frames = -1
+        self._run: Any = None
+        self.mode = _decide(mode)
+        if self.mode != "disabled":
+            self._start(resume_frames)
+
+    def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+        if self._run is not None:
+            self._pending.append((frames, dict(metrics)))
+
+    def commit(self, frames: int) -> None:
+        """Sends the points up to `frames`."""
+        while self._pending and self._pending[0][0] <= frames:
+            self._send(*self._pending.popleft())
+
+    def finish(self, exit_code: int) -> None:
+        """Ends the W&B run with that exit code. Points that were not committed are not sent."""
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        try:
+            run.finish(exit_code=exit_code)
+        except Exception as error:
+            self._give_up(error)
+
+    def _start(self, resume_frames: int | None) -> None:
+        self._arguments["id"] = _run_id(self._run_dir)
+        try:
+            self._run = self._init()
+        except Exception as error:
+            if self.mode == "online":
+                log.warning("Weights & Biases cannot go online and goes offline: %s", error)
+                self.mode = "offline"
+                self._start(resume_frames)
+            else:
+                self._give_up(error)
+            return
+        self._sent_frames = int(self._run.summary.get("frames", -1))
+        if resume_frames is None:
+            return
+        if self._sent_frames > resume_frames:
+            log.warning(
+                "The W&B run already has points up to frames=%d, this run resumes at frames=%d: "
+                "points in between are not sent again",
+                self._sent_frames,
+                resume_frames,
+            )
+        for point in read_points(self._run_dir / "metrics.jsonl"):
+            metrics = {key: value for key, value in point.items() if value is not None}
+            frames = int(metrics.pop("frames"))
+            if frames <= resume_frames:
+                self._send(frames, metrics)
+
+    def _init(self) -> Any:
+        """The W&B run, whose summary says what its server has: for an offline run, nothing."""
+        import wandb
+
+        offline = self.mode == "offline"
+        # A file that W&B would upload holds the whole run or is no use: one left by a run that was
+        # killed is torn, which stops `wandb sync`, and lacks what W&B had not written yet. The new
+        # one is filled from the metrics file, so uploading it replaces what was uploaded before.
+        for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
+            shutil.rmtree(stale)
+        wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
+        hooks = sys.exit, sys.excepthook
+        try:
+            run = wandb.init(
+                **self._arguments,
+                mode="offline" if offline else "online",
+                resume=None if offline else "allow",
+                settings=wandb.Settings(
+                    silent=True,
+                    reinit="create_new",
+                    console="off",
+                    disable_code=True,
+                    disable_git=True,
+                    disable_job_creation=True,
+                    x_disable_stats=True,
+                    x_save_requirements=False,
+                    x_transaction_log_flush_interval=1.0,
+                    init_timeout=self._init_timeout_s,
+                    finish_timeout=self._finish_timeout_s,
+                ),
+            )
+        except Exception:
+            wandb.teardown()  # W&B's own process, for which the run's id is still in use
+            raise
+        finally:
+            # W&B replaces these to guess an exit code and never puts them back; `finish` is told.
+            sys.exit, sys.excepthook = hooks
+        run.define_metric("frames")
+        run.define_metric("*", step_metric="frames")
+        return run
+
+    def _send(self, frames: int, metrics: Mapping[str, float]) -> None:
+        if self._run is None or frames <= self._sent_frames:
+            return
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        try:
+            self._run.log({"frames": frames, **finite})
+        except Exception as error:
+            self._give_up(error)
+        else:
+            self._sent_frames = frames
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = None
+        self._pending.clear()
+        log.warning(
+            "Weights & Biases failed and is off from here on, the run goes on: %s: %s. "
+            "Every point is in %s; resuming the run sends what is missing",
+            type(error).__name__,
+            error,
+            self._run_dir / "metrics.jsonl",
+        )
+
+
+def _decide(mode: str) -> str:
+    """One of "online", "offline", "disabled"."""
+    if mode == "auto":
+        wanted = os.environ.get("WANDB_MODE", "")
+        return wanted if wanted in MODES[1:] else "online" if _logged_in() else "offline"
+    if mode == "online" and not _logged_in():
+        log.warning("Weights & Biases goes offline: no login found. Run `wandb login` first")
+        return "offline"
+    return mode
+
+
+def _logged_in() -> bool:
+    """Whether W&B would find a key without asking for one."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        if path and Path(path).expanduser().is_file():
+            try:
+                return netrc.netrc(Path(path).expanduser()).authenticators(host) is not None
+            except netrc.NetrcParseError as error:
+                log.warning("No W&B login was read from %s: %s", path, error)
+                return False
+    return False
+
+
+def _run_id(run_dir: Path) -> str:
+    """The id of this directory's W&B run, made up the first time."""
+    path = run_dir / "wandb_run.json"
+    if path.exists():
+        return json.loads(path.read_text())["id"]
+    run_id = secrets.token_hex(4)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"id": run_id}) + "\n")
+    os.replace(temporary, path)
+    return run_id

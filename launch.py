@@ -1,0 +1,193 @@
+"""The front door: `python launch.py suite=atari57` trains, scores, stops, resumes and evaluates.
+
+Builds the parts that `conf/` names and hands them to `impala.experiment`. Config stops here.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from impala.actor_pool import ActorPool, assign_tasks
+from impala.checkpoint import Checkpoints
+from impala.evaluator import evaluate
+from impala.experiment import Experiment, Schedule
+from impala.learner import Learner
+from impala.loggers.json_lines import EpisodeLog, JsonLines
+from suites.score import Scoreboard
+from suites.suite import Suite
+
+log = logging.getLogger("launch")
+
+CHANGEABLE = (  # what a resumed run may be given anew; anything else would make it another run
+    "mode", "resume", "total_frames", "num_actors", "envs_per_actor", "min_environments",
+    "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
+    "evaluation", "learner", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
+    "algorithm.max_grad_norm", "algorithm.micro_batch",
+)  # fmt: skip
+
+
+class UsageError(ValueError):
+    """Something in the command line or the configuration is wrong; the message says what to do."""
+
+
+def new_run_dir(resume: str | None, parent: str, seed: int) -> str:
+    """The directory to run in: the resumed one, or one made here, that no other run can have."""
+    if resume is not None:
+        return resume
+    while True:
+        now = datetime.datetime.now()
+        stamp = f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03d}"
+        path = Path(parent) / f"{stamp}_seed{seed}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another run began in the same millisecond
+            continue
+        return str(path)
+
+
+OmegaConf.register_new_resolver("new_run_dir", new_run_dir, use_cache=True, replace=True)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> float | None:
+    """Returns the suite's headline score, for sweepers."""
+    global _entered
+    _entered = True
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        if cfg.mode not in ("train", "evaluate"):
+            raise UsageError(f"mode={cfg.mode}: expected train or evaluate")
+        if cfg.resume is not None:
+            cfg = resumed_config(cfg, run_dir, HydraConfig.get().overrides.task)
+        run = build_training(cfg, run_dir) if cfg.mode == "train" else build_evaluation(cfg, run_dir)
+    except (ValueError, FileNotFoundError, InstantiationException, OmegaConfBaseException) as error:
+        log.debug("while building", exc_info=True)
+        cause = error.__cause__ if isinstance(error, InstantiationException) else error
+        print(f"launch.py: error: {cause or error}", file=sys.stderr)
+        sys.exit(2)
+    return run()
+
+
+def build_training(cfg: DictConfig, run_dir: Path):
+    suite: Suite = instantiate(cfg.suite)
+    suite.check()
+    device = pick_device(cfg.device)
+    agent = build_agent(cfg, suite)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    num_actors = cfg.num_actors or cores
+    tasks = assign_tasks(
+        len(suite.tasks), num_actors, cfg.envs_per_actor, cfg.min_environments
+    )
+    algorithm = cfg.algorithm
+    check_sizes(cfg, sum(map(len, tasks)))
+    pool = ActorPool(
+        suite=suite,
+        agent=copy.deepcopy(agent),
+        tasks=tasks,
+        unroll_length=algorithm.unroll_length,
+        life_loss_ends_episode=algorithm.life_loss_ends_episode,
+    )
+    checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
+    state = checkpoints.load() if cfg.resume is not None else None
+    frames = state["frames"] if state else None
+    learner = Learner(
+        agent,
+        optimizer=instantiate(algorithm.optimizer),
+        lr_schedule=instantiate(algorithm.lr_schedule),
+        max_grad_norm=algorithm.max_grad_norm,
+        device=device,
+        autocast=cfg.learner.autocast,
+        compile_loss=cfg.learner.compile,
+        max_skipped=cfg.learner.max_skipped,
+    )
+    if cfg.learner.threads:
+        torch.set_num_threads(cfg.learner.threads)
+    transport = instantiate(cfg.transport)(builder=pool)
+    OmegaConf.save(cfg, run_dir / "config.yaml", resolve=True)
+    experiment = Experiment(
+        suite=suite,
+        learner=learner,
+        transport=transport,
+        experience=instantiate(algorithm.experience)(
+            transport.storage, pin=device.type == "cuda"
+        ),
+        checkpoints=checkpoints,
+        metrics_file=JsonLines(run_dir / "metrics.jsonl", frames),
+        episodes_file=EpisodeLog(run_dir / "episodes.jsonl", frames),
+        loggers=build_loggers(cfg, suite, run_dir),
+        scoreboard=Scoreboard(suite.tasks),
+        schedule=Schedule(
+            cfg.total_frames, cfg.log_every_s, cfg.log_every_frames, cfg.checkpoint.every_s
+        ),
+        run_dir=run_dir,
+        seed=cfg.seed,
+        resume=state,
+    )
+
+    def run() -> float | None:
+        result = experiment.run()
+        if result.exit_code:
+            sys.exit(result.exit_code)
+        return result.score
+
+    return run
+
+
+def build_loggers(cfg, suite, run_dir):
+    return []
+
+
+def build_agent(cfg: DictConfig, suite: Suite) -> Any:
+    torch.manual_seed(cfg.seed)
+    return instantiate(
+        cfg.algorithm.agent,
+        frame_shape=suite.spec.frame_shape,
+        num_actions=suite.spec.num_actions,
+        torso=instantiate(cfg.network.torso),
+        core=instantiate(cfg.network.core),
+        feed_back=cfg.network.feed_back,
+        _recursive_=False,
+    )
+
+
+def check_sizes(cfg: DictConfig, environments: int) -> None:
+    for key in ("total_frames", "algorithm.unroll_length", "algorithm.batch_size",
+                "algorithm.micro_batch"):
+        if OmegaConf.select(cfg, key) < 1:
+            raise UsageError(f"{key}={OmegaConf.select(cfg, key)}: expected at least 1")
+    most = environments * (cfg.transport.slots_per_environment - 1)
+    if cfg.algorithm.batch_size > most:
+        raise UsageError(
+            f"algorithm.batch_size={cfg.algorithm.batch_size} unrolls can never be waiting at once:"
+            f" {environments} environments with transport.slots_per_environment="
+            f"{cfg.transport.slots_per_environment} slots each allow {most}"
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device=cuda: this machine has no CUDA device that PyTorch can use")
+    return torch.device(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,491 @@
+"""Loggers: what is in the files after crashes, and what a person sees."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import math
+import os
+import re
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rich.console
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+from impala.loggers.console import Console
+from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines, truncate_after
+from impala.loggers.latest import Latest, duration, number
+from impala.loggers.screen import task_table
+from impala.loggers.weights_and_biases import WeightsAndBiases
+
+TASKS = ("montezuma_revenge", *(f"game_{i}" for i in range(56)))
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+# metrics.jsonl and episodes.jsonl
+
+
+def test_a_point_is_one_flat_line_of_strict_json_in_order(tmp_path: Path) -> None:
+    logger = JsonLines(tmp_path / "metrics.jsonl")
+    metrics = {
+        "score/median": math.nan,
+        "loss/total": np.float32(0.5),
+        "time_s": 2.0,
+        "updates": 7,
+        "grad/norm": math.inf,
+    }
+    logger.write(80, metrics)  # not finished: a line is there as soon as write returns
+    (point,) = read(tmp_path / "metrics.jsonl")
+    assert list(point) == ["frames", "updates", "time_s", "grad/norm", "loss/total", "score/median"]
+    assert point == {
+        "frames": 80,
+        "updates": 7,
+        "time_s": 2.0,
+        "grad/norm": None,
+        "loss/total": 0.5,
+        "score/median": None,
+    }
+
+
+def test_resume_cuts_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonLines(path)
+    for frames in (10, 20, 30, 40):
+        first.write(frames, {"updates": 0})
+    with path.open("a") as file:
+        file.write('{"frames": 50, "upda')  # killed in the middle of a write
+
+    resumed = JsonLines(path, resume_frames=20)
+    for frames in (20, 30, 40):  # the point of the checkpoint itself is there already
+        resumed.write(frames, {"updates": 1})
+    resumed.finish(0)
+    assert [(point["frames"], point["updates"]) for point in read(path)] == [
+        (10, 0),
+        (20, 0),
+        (30, 1),
+        (40, 1),
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_torn_line_is_repaired_where_nothing_else_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"frames": 10}\n{"frames": 2')
+    assert truncate_after(path, frames=100) == 10
+    assert path.read_text() == '{"frames": 10}\n'
+
+
+def test_frames_that_go_back_are_refused(tmp_path: Path) -> None:
+    logger = JsonLines(tmp_path / "metrics.jsonl")
+    logger.write(20, {})
+    with pytest.raises(ValueError, match=r"frames=10 came after one of frames=20"):
+        logger.write(10, {})
+
+
+def test_a_new_run_does_not_go_on_in_the_file_of_another(tmp_path: Path) -> None:
+    JsonLines(tmp_path / "metrics.jsonl").write(10, {})
+    with pytest.raises(FileExistsError, match="resume="):
+        JsonLines(tmp_path / "metrics.jsonl")
+
+
+def test_a_write_that_fails_names_the_file_and_leaves_no_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    logger = JsonLines(path)
+    logger.write(10, {"updates": 1})
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, hard))  # room for five bytes
+    try:
+        with pytest.raises(OSError, match=re.escape(f"cannot write to {path}")) as error:
+            logger.write(20, {"updates": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.errno == errno.EFBIG
+    assert path.read_bytes() == before
+    logger.write(20, {"updates": 2})
+    assert [point["frames"] for point in read(path)] == [10, 20]
+
+
+def test_finished_games_are_kept_and_cut_like_points(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    games = EpisodeLog(path)
+    games.write([])
+    games.write([Episode(100, "pong", -21.0, 3000, 1), Episode(100, "boxing", 4.0, 7000, 0)])
+    games.write([Episode(250, "pong", -20.0, 4000, 1)])
+    games.finish(0)
+    EpisodeLog(path, resume_frames=100).finish(0)
+    assert read(path) == [
+        {"frames": 100, "task": "pong", "return": -21.0, "length": 3000, "actor": 1},
+        {"frames": 100, "task": "boxing", "return": 4.0, "length": 7000, "actor": 0},
+    ]
+
+
+# The console
+
+
+def test_plain_lines_tell_progress_and_where_the_time_goes() -> None:
+    out = io.StringIO()
+    console = Console(
+        total_frames=1000, task_names=("pong", "boxing"), headline="median", stream=out
+    )
+    console.write(0, {"time_s": 1.0})
+    assert out.getvalue() == (
+        "frames 0 (0.0 %) | - frames/s | median - % (coverage -/2) | left - | lag - max - | loss -\n"
+    )
+    metrics = {
+        "rate/frames_per_s": 10.0,
+        "score/median": 12.34,
+        "score/coverage": 0.5,
+        "lag/pong": 1.0,
+        "lag/boxing": 2.0,
+        "lag/max": 4.0,
+        "loss/total": 123.456,
+        "time/learner_waiting": 0.25,
+        "time/learner_computing": 0.75,
+        "time/actor_environments": 0.9,
+        "queue/fill": 0.5,
+        "memory/rss_mb": 1500.0,
+    }
+    console.write(400, {"time_s": 41.0, **metrics})
+    console.write(600, {"time_s": 61.0, **metrics})
+    console.finish(0)
+    assert out.getvalue().splitlines()[1:] == [
+        "frames 400 (40.0 %) | 10.0 frames/s | median 12.3 % (coverage 1/2) | left 0:01:00 | "
+        "lag 1.5 max 4.0 | loss 123",
+        "frames 600 (60.0 %) | 10.0 frames/s | median 12.3 % (coverage 1/2) | left 0:00:40 | "
+        "lag 1.5 max 4.0 | loss 123",
+        "time: learner waiting 25 %, computing 75 % | actor environments 90 % | "
+        "queue 50 % full | memory 1.5 GB",
+        "finished at 600 of 1,000 frames after 0:01:01, median 12.3 % (coverage 1/2)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "word"), [(0, "finished"), (130, "stopped"), (1, r"failed \(exit code 1\)")]
+)
+def test_the_closing_line_says_how_it_ended(exit_code: int, word: str) -> None:
+    out = io.StringIO()
+    Console(total_frames=10, task_names=("pong",), headline="mean", stream=out).finish(exit_code)
+    assert re.match(word, out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (-20.25, "-20.2"), (999.94, "999.9"), (999.96, "1,000"), (1234567.0, "1.23M")],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (59.6, "0:01:00"), (3 * 86400 + 61, "3d 00:01:01")]
+)
+def test_durations_read_as_clocks(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def rendered_table(tasks: tuple[str, ...], width: int, rows: int) -> list[str]:
+    latest = Latest(1000, tasks, "median")
+    latest.update(10, {f"hns/{name}": 10.0 + i for i, name in enumerate(tasks)})
+    console = rich.console.Console(file=io.StringIO(), width=width)
+    with console.capture() as capture:
+        console.print(task_table(latest, width, rows))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize(("width", "rows"), [(120, 29), (200, 20)])
+def test_all_57_tasks_fit_the_screen(width: int, rows: int) -> None:
+    lines = rendered_table(TASKS, width, rows)
+    assert len(lines) <= rows + 1 and max(map(len, lines)) <= width
+    for i, name in enumerate(TASKS):
+        assert any(re.search(rf"\b{name} +{10.0 + i}", line) for line in lines), name
+    assert {"return", "hns %", "length", "share %", "lag"} <= set(re.split(r"  +", lines[0]))
+
+
+def test_a_small_screen_says_how_many_tasks_it_leaves_out() -> None:
+    lines = rendered_table(TASKS, 80, 10)
+    shown = sum(name in " ".join(lines).split() for name in TASKS)
+    assert len(lines) == 11 and f"and {57 - shown} more" in lines[-1]
+
+
+def test_few_tasks_have_room_for_a_bar() -> None:
+    assert "human" in rendered_table(("pong",), 120, 29)[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_log_records_go_above_the_live_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    handler = logging.StreamHandler(terminal)
+    logging.getLogger().addHandler(handler)
+    try:
+        console = Console(
+            total_frames=10, task_names=("pong",), headline="mean", title="a suite", stream=terminal
+        )
+        console.write(5, {"return/pong": 1.5})
+        assert "a suite" in terminal.getvalue() and "pong" in terminal.getvalue()
+        drawn = terminal.getvalue().count("a suite")
+        logging.getLogger("somewhere").warning("look out")
+        console.finish(0)
+        assert handler.stream is terminal
+    finally:
+        logging.getLogger().removeHandler(handler)
+    after = terminal.getvalue().split("look out")
+    assert len(after) == 2 and "a suite" in after[1]  # drawn again below the record
+    assert after[0].count("a suite") == drawn
+    assert terminal.getvalue().splitlines()[-1].startswith("finished at 5 of 10 frames")
+
+
+# Weights & Biases
+
+
+@pytest.fixture(autouse=True)
+def _no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def follower(run_dir: Path, **changes) -> WeightsAndBiases:
+    arguments = {
+        "run_dir": run_dir,
+        "project": "a-project",
+        "name": "a-name",
+        "group": "a-group",
+        "job_type": "train",
+        "tags": ("a-tag",),
+        "config": {"seed": 1, "suite": {"name": "catch"}},
+    }
+    return WeightsAndBiases(**{**arguments, **changes})
+
+
+def records(path: Path) -> list[wandb_internal_pb2.Record]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    found, record, at = [], b"", 7
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        if room < 7 or kind == 0:
+            at += room
+            continue
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            found.append(wandb_internal_pb2.Record.FromString(record))
+            record = b""
+    return found
+
+
+def all_records(run_dir: Path) -> list[wandb_internal_pb2.Record]:
+    """Those of every file that `wandb sync` would upload, in its order."""
+    files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
+    return [record for file in files for record in records(file)]
+
+
+def history(run_dir: Path) -> list[dict[str, float]]:
+    return [
+        {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in all_records(run_dir)
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+CRASH = """
+import os, signal, sys
+from impala.loggers.json_lines import JsonLines
+from impala.loggers.weights_and_biases import WeightsAndBiases
+assert "wandb" not in sys.modules  # imported only where it is used
+lines = JsonLines(sys.argv[1] + "/metrics.jsonl")
+follower = WeightsAndBiases(run_dir=sys.argv[1], project="a-project", name="a-name", config={})
+for frames in (10, 20, 30, 40):
+    for logger in (lines, follower):
+        logger.write(frames, {"updates": 0, "loss/total": 0.5})
+    if frames == 30:
+        for logger in (lines, follower):
+            logger.commit(frames)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_and_resumed_offline_run_has_every_point_once(tmp_path: Path) -> None:
+    crashed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path)], capture_output=True)
+    assert crashed.returncode == -9, crashed.stderr
+    run_id = json.loads((tmp_path / "wandb_run.json").read_text())["id"]
+
+    loggers = [
+        JsonLines(tmp_path / "metrics.jsonl", resume_frames=30),
+        follower(tmp_path, resume_frames=30),
+    ]
+    for frames in (40, 50, 60):
+        for logger in loggers:
+            logger.write(frames, {"updates": 1, "loss/total": 0.25, "grad/norm": math.nan})
+    for logger in loggers:
+        logger.commit(50)
+        logger.finish(3)
+
+    points = history(tmp_path)
+    assert [(p["frames"], p["updates"], p["loss/total"]) for p in points] == [
+        (10, 0, 0.5),
+        (20, 0, 0.5),
+        (30, 0, 0.5),
+        (40, 1, 0.25),
+        (50, 1, 0.25),  # 60 was not committed: a resume would take it back
+    ]
+    of_kind = {record.WhichOneof("record_type"): record for record in all_records(tmp_path)}
+    run = of_kind["run"].run
+    assert (run.run_id, run.project, run.run_group, run.job_type, run.display_name, *run.tags) == (
+        run_id,
+        "a-project",
+        "a-group",
+        "train",
+        "a-name",
+        "a-tag",
+    )
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["seed"] == 1 and config["suite"] == {"name": "catch"}
+    assert of_kind["exit"].exit.exit_code == 3
+    axes = [record.metric for record in all_records(tmp_path) if record.HasField("metric")]
+    assert {axis.glob_name or axis.name: axis.step_metric for axis in axes} == {
+        "frames": "",
+        "*": "frames",
+    }
+
+
+class FakeRun:
+    """A W&B run whose server already has points up to `frames`."""
+
+    def __init__(self, frames: int | None = None) -> None:
+        self.summary = {} if frames is None else {"frames": frames}
+        self.points: list[dict[str, float]] = []
+        self.exit_codes: list[int] = []
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None: ...
+
+    def log(self, point: dict[str, float]) -> None:
+        self.points.append(point)
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_codes.append(exit_code)
+
+
+def test_an_online_run_is_sent_what_its_server_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for frames in (10, 20, 30, 40, 50):
+        lines.write(frames, {"updates": frames / 10})
+    run, arguments = FakeRun(frames=20), {}
+
+    def init(**given):
+        arguments.update(given)
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    logger = follower(tmp_path, resume_frames=40)
+    logger.write(60, {"updates": 6.0})
+    logger.commit(60)
+    logger.finish(0)
+    assert (arguments["mode"], arguments["resume"]) == ("online", "allow")
+    assert [point["frames"] for point in run.points] == [30, 40, 60]
+    assert run.exit_codes == [0]
+
+
+def test_without_a_network_a_run_goes_offline_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    run = FakeRun()
+
+    def init(mode: str, **_):
+        if mode == "online":
+            raise wandb.errors.CommError("no route to host")
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    logger = follower(tmp_path)
+    logger.write(10, {})
+    logger.commit(10)
+    assert logger.mode == "offline" and run.points == [{"frames": 10}]
+    assert "no route to host" in caplog.text
+
+
+def test_a_failure_of_the_service_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    logger = follower(tmp_path)
+
+    def fail(point: dict[str, float]) -> None:
+        raise BrokenPipeError("the service died")
+
+    run.log = fail  # type: ignore[method-assign]
+    for frames in (10, 20, 30):
+        logger.write(frames, {})
+        logger.commit(frames)
+    logger.finish(0)
+    assert [record.message.count("the service died") for record in caplog.records] == [1]
+    assert "metrics.jsonl" in caplog.text
+
+
+def test_the_interpreter_keeps_its_hooks(tmp_path: Path) -> None:
+    before = sys.exit, sys.excepthook
+    logger = follower(tmp_path)
+    assert (sys.exit, sys.excepthook) == before
+    logger.finish(0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "decided"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_MODE": "disabled"}, "disabled"),
+        ("auto", {"WANDB_API_KEY": "k" * 40}, "online"),
+        ("auto", {"NETRC": "netrc"}, "online"),
+        ("online", {}, "offline"),  # nobody is there to answer a question about a login
+        ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
+        ("disabled", {"WANDB_API_KEY": "k" * 40}, "disabled"),
+    ],
+)
+def test_auto_is_online_with_a_login(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    environment: dict[str, str],
+    decided: str,
+) -> None:
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password " + "k" * 40)
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun())
+    logger = follower(tmp_path, mode=mode)
+    logger.finish(0)
+    assert logger.mode == decided
+    assert (tmp_path / "wandb_run.json").exists() == (decided != "disabled")
+
+
+def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mode='on' .*'auto'"):
+        follower(tmp_path, mode="on")
