@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from impala.inference import LocalInference
 from impala.trajectory import Step, Trajectory, empty_step, leaves, map_structure
+from suites.suite import TaskVectorEnv
 
 GAME = np.dtype([("task", "<i4"), ("raw_return", "<f8"), ("steps", "<i4")])
 """A finished whole game: index of its task, sum of raw rewards, length in agent steps."""
@@ -49,7 +50,7 @@ class Actor:
     def __init__(
         self,
         *,
-        environments: Sequence[VectorEnv],
+        environments: Sequence[TaskVectorEnv],
         tasks: Sequence[int],
         inference: LocalInference,
         storage: Trajectory,
@@ -58,7 +59,7 @@ class Actor:
     ) -> None:
         self._environments = list(environments)
         edges = np.cumsum([0] + [environment.num_envs for environment in environments])
-        self._blocks = [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        self._blocks = [slice(int(a), int(b)) for a, b in pairwise(edges)]
         self._size = int(edges[-1])
         self._task = np.repeat(
             np.asarray(tasks, np.int64), [environment.num_envs for environment in environments]
@@ -67,7 +68,7 @@ class Actor:
         self._storage = storage
         self._unroll_length = unroll_length
         self._life_loss_ends_episode = life_loss_ends_episode
-        self._rows: Step = map_structure(lambda leaf: leaf.numpy(), storage.steps)
+        self._rows: Any = map_structure(lambda leaf: leaf.numpy(), storage.steps)
         self._return = np.zeros(self._size)
         self._steps = np.zeros(self._size, np.int32)
         self._lives = np.zeros(self._size, np.int32)
@@ -86,17 +87,14 @@ class Actor:
             environments_s = inference_s = 0.0
             for t in range(self._unroll_length):
                 start = time.perf_counter()
-                outputs = self._inference.act(
-                    map_structure(lambda leaf, t=t: leaf[t, slots], self._storage.steps)
-                )
+                outputs = self._inference.act(_row(self._storage.steps, t, slots))
                 self._write(self._storage.outputs, t, slots, outputs)
                 middle = time.perf_counter()
                 self._step(outputs.action, t + 1, slots)
                 inference_s += middle - start
                 environments_s += time.perf_counter() - middle
-            carry = map_structure(
-                lambda leaf: leaf[self._unroll_length, slots].clone(), self._storage.steps
-            )
+            last = _row(self._storage.steps, self._unroll_length, slots)
+            carry = map_structure(torch.clone, last)
             games = np.array(self._games, GAME)
             self._games.clear()
             yield Unroll(slots, games, environments_s, inference_s, waiting_s)
@@ -187,3 +185,7 @@ class Actor:
             last_action=torch.from_numpy(actions)[columns],
         )
         return self._inference.value(step, columns).numpy()
+
+
+def _row(steps: Step, t: int, slots: slice) -> Step:
+    return map_structure(lambda leaf: leaf[t, slots], steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from impala.trajectory import Trajectory, trajectory_layout
 
 if TYPE_CHECKING:
     from suites.suite import Suite
+
 
 def assign_tasks(
     num_tasks: int, num_actors: int, envs_per_actor: int | None, min_environments: int = 1
@@ -47,7 +48,7 @@ def assign_tasks(
         )
     tasks = [column * num_tasks // total for column in range(total)]
     edges = [actor * total // num_actors for actor in range(num_actors + 1)]
-    return [tasks[start:end] for start, end in zip(edges[:-1], edges[1:], strict=True)]
+    return [tasks[start:end] for start, end in pairwise(edges)]
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,9 @@ class ActorPool:
     @property
     def layout(self) -> Trajectory:
         spec = self.suite.spec
-        return trajectory_layout(
-            self.agent, spec.frame_shape, spec.num_actions, self.unroll_length
-        )
+        return trajectory_layout(self.agent, spec.frame_shape, spec.num_actions, self.unroll_length)
 
-    def build(
-        self, actor: int, storage: Trajectory, weights: WeightsSource, seed: int
-    ) -> Actor:
+    def build(self, actor: int, storage: Trajectory, weights: WeightsSource, seed: int) -> Actor:
         seeds = actor_seeds(seed, actor, len(self.tasks[actor]))
         runs = [(task, len(list(run))) for task, run in groupby(self.tasks[actor])]
         environments = []

@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"ckpt_(\d+)\.pt")
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run: `ckpt_<frames>.pt`, the last `keep` of them, and `last.pt`.
+    """A run's folder `checkpoints/`: `ckpt_<frames>.pt`, the last `keep` of them, and `last.pt`.
 
     `last.pt` is a copy of the newest, so that damage to one of them leaves the other.
     """

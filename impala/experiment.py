@@ -132,7 +132,9 @@ class Experiment:
             return
         if skipped:
             names = ", ".join(self._suite.tasks[task].name for task in skipped)
-            log.warning("update %d skipped: non-finite loss or gradient in %s", self._updates, names)
+            log.warning(
+                "update %d skipped: non-finite loss or gradient in %s", self._updates, names
+            )
         measures.batch(batch, self._updates)
         self._frames += self._frames_in(batch)
         self._updates += 1

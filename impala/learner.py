@@ -144,9 +144,9 @@ class Learner:
         """Names the tasks to blame, by looking at each column alone; rare, so it may be slow."""
         self.skipped += 1
         self._skipped_in_a_row += 1
-        tasks = {
-            int(task) for part in batch.parts for task in self._non_finite_tasks(part)
-        } or set(batch.task.tolist())
+        tasks = {int(task) for part in batch.parts for task in self._non_finite_tasks(part)} or set(
+            batch.task.tolist()
+        )
         self.optimizer.zero_grad(set_to_none=False)
         if self._skipped_in_a_row > self._max_skipped:
             raise NonFiniteError(

@@ -68,7 +68,9 @@ class Measures:
         for part, spent in self._learner_s.items():
             result[f"time/{part}"] = spent / seconds
         actor_s = float(self._actor_s.sum())
-        for part, spent in zip(("environments", "inference", "waiting"), self._actor_s, strict=True):
+        for part, spent in zip(
+            ("environments", "inference", "waiting"), self._actor_s, strict=True
+        ):
             if actor_s:
                 result[f"time/actor_{part}"] = float(spent / actor_s)
         processes = [self._process, *self._process.children(recursive=True)]

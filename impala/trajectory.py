@@ -105,8 +105,8 @@ def trajectory_layout(
         steps=map_structure(field(unroll_length + 1), step),
         outputs=map_structure(field(unroll_length), outputs),
         core_state=map_structure(field(0), state),
-        task=Field(0, (), torch.int64),
-        version=Field(0, (), torch.int64),
+        task=map_structure(field(0), step.last_action),
+        version=map_structure(field(0), step.last_action),
     )
 
 

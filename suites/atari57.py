@@ -231,8 +231,7 @@ class AtariTaskEnv(TaskVectorEnv):
         self._engine.send(actions if self._identity else self._action_map[actions])
 
     def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        frames, rewards, terminated, truncated, info = self._engine.recv()
-        return frames, rewards, terminated, truncated & ~terminated, info
+        return self._engine.recv()
 
 
 def shared_action_map(own: Sequence[str]) -> np.ndarray:

@@ -25,6 +25,7 @@ POLL_S = 1.0
 START_LIMIT_S = 180.0  # to the first update
 STALL_LIMIT_S = 120.0  # between two updates
 FAREWELL_S = 15.0  # for a peer to end by itself before it is killed
+TIDY_S = 5.0  # for its tracker of shared memory to remove what killed processes left
 OUTPUT_LINES = 30  # of the peer's own output, shown when it fails
 
 
@@ -114,8 +115,9 @@ def watch(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        farewell_s = 0.0
         try:
-            return _wait_for_windows(
+            full = _wait_for_windows(
                 process,
                 progress_file,
                 output_file,
@@ -124,8 +126,10 @@ def watch(
                 warm_up_s=warm_up_s,
                 frames_per_step=frames_per_step,
             )
+            farewell_s = FAREWELL_S
+            return full
         finally:
-            end(process)
+            end(process, farewell_s)
 
 
 def _wait_for_windows(
@@ -172,17 +176,26 @@ def read(progress_file: Path) -> list[Progress]:
     return [Progress(**json.loads(line)) for line in lines]
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], farewell_s: float) -> None:
     """Ends a program that leads a process group, and whatever it started in that group.
 
-    It is asked first (SIGTERM), since a peer that closes itself also removes its shared memory.
+    It is asked first (SIGTERM), and killed if it has not ended `farewell_s` later.
     """
     try:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(FAREWELL_S)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(farewell_s)
+        process.kill()
+        process.wait()
+        # Python's tracker of shared memory ignores this signal, and tidies up after the others.
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + TIDY_S
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)  # raises once the group is empty
+            time.sleep(0.05)
+    except ProcessLookupError:
+        return
     finally:  # also when Ctrl-C comes again
-        with contextlib.suppress(ProcessLookupError):  # the group is empty: all have gone
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

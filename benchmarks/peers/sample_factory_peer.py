@@ -74,8 +74,8 @@ def _python() -> str:
         if found := shutil.which(name):
             return found
     raise RuntimeError(
-        f"{NAME} {VERSION} needs {' or '.join(names)}; this is Python "
-        f"{sys.version_info.major}.{sys.version_info.minor} and none of them is on PATH: install one"
+        f"{NAME} {VERSION} needs {' or '.join(names)}; this is Python {sys.version.split()[0]}"
+        " and none of them is on PATH: install one"
     )
 
 
@@ -107,7 +107,8 @@ def measure(
     recurrent: an LSTM of 256 behind it.
     workers:  processes that play; one for each core serves it best.
 
-    Raises ValueError for an unknown game or network, RuntimeError where it fails to train.
+    Raises ValueError for an unknown network, RuntimeError where it does not train, as with a game
+    that it does not know.
     """
     if network not in NETWORKS:
         raise ValueError(f"network is {network!r}, expected one of {', '.join(NETWORKS)}")

@@ -111,7 +111,7 @@ def env_name(game: str) -> str:
     wanted = game.title().replace("_", "") + "NoFrameskip-v4"
     names = {spec.env_id: spec.name for spec in ATARI_ENVS}
     if wanted not in names:
-        sys.exit(f"unknown game {game!r}: Sample Factory has no {wanted}, only {', '.join(names)}")
+        sys.exit(f"unknown game {game!r}: expected one such as pong or space_invaders")
     return names[wanted]
 
 

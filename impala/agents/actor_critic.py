@@ -169,7 +169,8 @@ class ActorCritic(Agent):
         Averaged over columns, the share of the targets' variance that the baseline explains is
         1 - error_squared / (target_squared - target**2).
         """
-        clip = float("inf") if self.rho_bar is None else self.rho_bar
+        # On-policy ratios are 1 but for rounding, which is no clipping.
+        clip = float("inf") if self.rho_bar is None else self.rho_bar * 1.001
         return {
             "vtrace/rho_mean": targets.rhos.mean(0).sum(),
             "vtrace/rho_clipped": (targets.rhos > clip).float().mean(0).sum(),

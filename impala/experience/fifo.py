@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class Fifo:
         self._batch_size = batch_size
         self._waiting: deque[int] = deque()
         edges = [*range(0, batch_size, micro_batch), batch_size]
-        self._edges = list(zip(edges[:-1], edges[1:], strict=True))
+        self._edges = list(pairwise(edges))
         self._parts = [_columns_like(storage, end - start, pin) for start, end in self._edges]
 
     def insert(self, slots: NDArray[np.int64]) -> None:

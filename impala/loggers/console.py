@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TextIO
 
 from impala.loggers.latest import (
@@ -18,6 +18,7 @@ from impala.loggers.latest import (
     percent,
     small,
 )
+from impala.loggers.logger import RunInfo
 from impala.loggers.screen import Screen
 
 TIME_LINE_EVERY_S = 60.0  # of plain output
@@ -26,37 +27,29 @@ TIME_LINE_EVERY_S = 60.0  # of plain output
 class Console:
     """A logger for people.
 
-    total_frames:  environment frames of the whole run, for progress and the time left.
-    task_names:    in the order shown.
-    headline:      the key of the suite's score that names *the* score, such as "median".
-    title:         shown on top, such as the suite and the algorithm.
-    live:          a screen (True) or lines (False); None: a screen if the output is a terminal.
+    live:    a screen (True) or lines (False); None: a screen if the output is a terminal.
+    stream:  the output, standard output by default.
 
     Metrics that are missing show as "-": until every task has finished a game, some are.
     """
 
     def __init__(
-        self,
-        *,
-        total_frames: int,
-        task_names: Sequence[str],
-        headline: str,
-        title: str = "",
-        live: bool | None = None,
-        stream: TextIO | None = None,
+        self, run: RunInfo, *, live: bool | None = None, stream: TextIO | None = None
     ) -> None:
         self._stream = stream or sys.stdout
-        self._latest = Latest(total_frames, tuple(task_names), headline)
+        self._latest = Latest(run.total_frames, run.task_names, run.headline)
+        self._title = run.title
         self._next_time_line_s = -math.inf
         if live is None:
             live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = live
         self._screen: Screen | None = None
-        if live:
-            self._screen = Screen(self._latest, title, self._stream)
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         self._latest.update(frames, metrics)
-        if self._screen is not None:
+        if self._live:
+            # Not before: what fails on the way to the first point should find a plain terminal.
+            self._screen = self._screen or Screen(self._latest, self._title, self._stream)
             self._screen.refresh()
             return
         self._print(progress_line(self._latest))

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a logger may want to know of the run that it logs."""
+
+    run_dir: Path
+    name: str
+    title: str  # for people: the suite and the algorithm
+    config: dict[str, Any]  # resolved, plain types
+    total_frames: int
+    task_names: tuple[str, ...]
+    headline: str  # the key of the suite's score that names *the* score, such as "median"
+    resume_frames: int | None  # of the checkpoint a resumed run goes on from
 
 
 class Logger(Protocol):

@@ -70,7 +70,7 @@ class Screen:
             auto_refresh=False,  # a thread that draws would take time from the learner
             vertical_overflow="crop",
         )
-        self._live.start(refresh=True)
+        self._live.start()
         self._redirected = self._redirect_log_handlers()
 
     def refresh(self) -> None:

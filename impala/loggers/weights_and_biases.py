@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from impala.loggers.json_lines import read_points
+from impala.loggers.logger import RunInfo
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,12 @@ MODES = ("auto", "online", "offline", "disabled")
 class WeightsAndBiases:
     """A logger. One run directory is one W&B run, online or offline, however often it resumes.
 
-    run_dir:           W&B's files go to `run_dir/wandb`, the run's id to `run_dir/wandb_run.json`.
+    W&B's files go to `wandb/` in the run directory and the run's id to `wandb_run.json`. At a
+    resume `metrics.jsonl` must already be cut at the checkpoint.
+
     mode:              "online", "offline", "disabled", or "auto": $WANDB_MODE if that is set, else
                        online with a login ($WANDB_API_KEY or netrc) and offline without one.
-    config:            plain types, shown with the run.
-    resume_frames:     of the checkpoint a resumed run goes on from; None for a new run. The
-                       metrics file must already be cut there.
+    init_timeout_s:    how long a server may take to answer before the run goes offline.
     finish_timeout_s:  how long `finish` waits for an upload. What is late is sent at a resume, or
                        by `wandb sync --include-online`.
 
@@ -46,32 +47,29 @@ class WeightsAndBiases:
 
     def __init__(
         self,
+        run: RunInfo,
         *,
-        run_dir: str | Path,
         project: str,
-        name: str,
-        config: Mapping[str, Any],
         mode: str = "auto",
         entity: str | None = None,
         group: str | None = None,
         job_type: str = "train",
         tags: Sequence[str] = (),
-        resume_frames: int | None = None,
-        init_timeout_s: float = 20.0,
+        init_timeout_s: float = 8.0,
         finish_timeout_s: float = 4.0,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} of Weights & Biases, expected one of {MODES}")
-        self._run_dir = Path(run_dir)
+        self._run_dir = Path(run.run_dir)
         self._arguments = {
             "dir": str(self._run_dir),
             "project": project,
             "entity": entity,
             "group": group,
             "job_type": job_type,
-            "name": name,
+            "name": run.name,
             "tags": list(tags),
-            "config": dict(config),
+            "config": dict(run.config),
         }
         self._init_timeout_s = init_timeout_s
         self._finish_timeout_s = finish_timeout_s
@@ -80,7 +78,7 @@ class WeightsAndBiases:
         self._run: Any = None
         self.mode = _decide(mode)
         if self.mode != "disabled":
-            self._start(resume_frames)
+            self._start(run.resume_frames)
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         if self._run is not None:
@@ -95,9 +93,12 @@ class WeightsAndBiases:
         """Ends the W&B run with that exit code. Points that were not committed are not sent."""
         if self._run is None:
             return
+        import wandb
+
         run, self._run = self._run, None
         try:
             run.finish(exit_code=exit_code)
+            wandb.teardown(exit_code)  # only this waits until an offline run's file is complete
         except Exception as error:
             self._give_up(error)
 
@@ -139,8 +140,9 @@ class WeightsAndBiases:
         # one is filled from the metrics file, so uploading it replaces what was uploaded before.
         for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
-        wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
         hooks = sys.exit, sys.excepthook
+        logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
+        wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
         try:
             run = wandb.init(
                 **self._arguments,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from impala.actor import Actor, Unroll
 from impala.agents.agent import Agent
-from impala.transport.transport import ActorBuilder, Delivery, Slots
 from impala.trajectory import allocate
+from impala.transport.transport import ActorBuilder, Delivery, Slots
 from impala.weights import Weights
 
 

@@ -54,7 +54,7 @@ def _anonymous_file(size: int) -> int:
     available = psutil.virtual_memory().available
     if size > available:
         raise ValueError(
-            f"the slots and weights need {size / 2**20:.0f} MB of shared memory and this machine has"
+            f"the slots and weights need {size / 2**20:.0f} MB of shared memory, and there are"
             f" {available / 2**20:.0f} MB left: set a smaller envs_per_actor, num_actors,"
             " algorithm.unroll_length or transport.slots_per_environment"
         )

@@ -28,7 +28,9 @@ from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
 from impala.weights import Weights
 
 _UNROLL, _FAILURE = 0, 1
-_HEADER = struct.Struct("<Bqqddd")  # kind, first slot, one past the last, seconds of impala.actor.Unroll
+_HEADER = struct.Struct(
+    "<Bqqddd"
+)  # kind, first slot, one past the last, seconds of impala.actor.Unroll
 _SET = struct.Struct("<i")
 _SPARE_FILES = 64  # open files that everything else may need: libraries, logs, checkpoints
 
@@ -182,7 +184,9 @@ def _act(
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)  # the learner is gone
     except Exception:
-        connection.send_bytes(_HEADER.pack(_FAILURE, 0, 0, 0, 0, 0) + traceback.format_exc().encode())
+        connection.send_bytes(
+            _HEADER.pack(_FAILURE, 0, 0, 0, 0, 0) + traceback.format_exc().encode()
+        )
         sys.exit(1)
 
 

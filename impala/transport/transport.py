@@ -100,5 +100,3 @@ class Transport(Protocol):
     def close(self) -> None:
         """Ends the actors and frees the memory; safe to call twice, and after a failure."""
         ...
-
-

@@ -1,0 +1,141 @@
+"""A suite that counts and an agent that counts: every off-by-one shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from impala.agents.agent import Agent, CoreState, Loss
+from impala.trajectory import Step, Trajectory
+from suites.suite import Spec, Task, TaskVectorEnv
+
+LENGTHS = {"three": 3, "five": 5}  # steps of an episode of each task
+
+
+class CountingSuite:
+    """Frames count the steps of an episode: 0, 1, .. length-1, then the next episode's 0.
+
+    The true last observation, that `final_obs` has, counts `length`. The reward of a step is the
+    count it arrives at. Task "five" ends by a time limit, task "three" terminates.
+    lives: if set, a life is lost on arriving at every even count.
+    """
+
+    name = "counting"
+    headline = "mean"
+    provenance: ClassVar = {"scores": "made up"}
+
+    def __init__(
+        self, tasks: Sequence[str] = ("three",), *, lives: bool = False, fault: str | None = None
+    ) -> None:
+        self.tasks = tuple(Task(name, name, name, 0.0, 100.0) for name in tasks)
+        self.spec = Spec(frame_shape=(1, 2, 2), num_actions=2, frames_per_step=4)
+        self.lives = lives
+        self.fault = fault  # see CountingEnv
+
+    def make(
+        self, task: Task, num_envs: int, seeds: Sequence[int], split: str = "train"
+    ) -> CountingEnv:
+        if self.fault == "unbuildable":
+            raise RuntimeError("this environment cannot be built")
+        return CountingEnv(self, LENGTHS[task.name], task.name == "five", num_envs, seeds)
+
+    def check(self) -> None:
+        pass
+
+
+class CountingEnv(TaskVectorEnv):
+    """fault: "raise" raises at the 50th step, "slow" takes a second for each."""
+
+    def __init__(
+        self,
+        suite: CountingSuite,
+        length: int,
+        truncates: bool,
+        num_envs: int,
+        seeds: Sequence[int],
+    ) -> None:
+        spec = suite.spec
+        super().__init__(
+            num_envs=num_envs,
+            seeds=seeds,
+            frame_shape=spec.frame_shape,
+            num_actions=spec.num_actions,
+        )
+        self._suite, self._length, self._truncates = suite, length, truncates
+        self._count = np.zeros(num_envs, np.int64)
+        self._steps = 0
+
+    def _frames(self, count: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(
+            count.astype(np.uint8)[:, None, None, None],
+            (self.num_envs, *self._suite.spec.frame_shape),
+        ).copy()
+
+    def _info(self) -> dict[str, Any]:
+        return {"lives": 10 - self._count // 2} if self._suite.lives else {}
+
+    def _reset(self, seeds: np.ndarray | None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._count[:] = 0
+        return self._frames(self._count), self._info()
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._steps += 1
+        if self._suite.fault == "raise" and self._steps == 50:
+            raise RuntimeError("this environment broke at its 50th step")
+        if self._suite.fault == "slow":
+            time.sleep(1.0)
+
+    def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self._count += 1
+        reward = self._count.astype(np.float64)
+        ended = self._count == self._length
+        final = self._frames(self._count)
+        self._count[ended] = 0
+        info = self._info()
+        if ended.any():
+            info["final_obs"] = final
+        never = np.zeros_like(ended)
+        terminated, truncated = (never, ended) if self._truncates else (ended, never)
+        return self._frames(self._count), reward, terminated, truncated, info
+
+
+class CountingOutput(NamedTuple):
+    action: Tensor
+    seen: Tensor  # the state after this row was read
+    version: Tensor  # the weight that acted
+
+
+class CountingAgent(Agent):
+    """Its core state counts the rows since an episode began; its value is 100 x the frame.
+
+    `weight` stands for the network. `learn` says what the loss is: "count" makes a gradient of one
+    for each update, "nan" a loss that is not finite for columns of task `bad_task`.
+    """
+
+    def __init__(self, *, bad_task: int | None = None, num_weights: int = 1) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(num_weights))
+        self.bad_task = bad_task
+
+    def initial_state(self, batch_size: int) -> CoreState:
+        return (torch.zeros(batch_size, 1),)
+
+    def act(self, step: Step, state: CoreState, noise: Tensor) -> tuple[Any, CoreState]:
+        count = state[0].masked_fill(step.first[:, None], 0.0) + 1
+        action = torch.ones(len(step.reward), dtype=torch.int64)
+        version = self.weight[0].detach().expand(len(step.reward))
+        return CountingOutput(action, count[:, 0], version), (count,)
+
+    def value(self, step: Step, state: CoreState) -> Tensor:
+        return 100.0 * step.frame[:, 0, 0, 0].float() + state[0][:, 0]
+
+    def loss(self, trajectory: Trajectory) -> Loss:
+        columns = self.weight.mean().expand(len(trajectory.task)).clone()
+        if self.bad_task is not None:
+            columns = columns + torch.where(trajectory.task == self.bad_task, torch.nan, 0.0)
+        return Loss(columns, {"loss/total": columns.detach().sum()})

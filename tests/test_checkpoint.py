@@ -1,0 +1,73 @@
+"""Atomic, strict, loud about damage, readable in a new process."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from impala.checkpoint import Checkpoints
+
+
+def state(frames):
+    return {"frames": frames, "learner": {"agent": {"w": torch.full((3,), float(frames))}}}
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for frames in (900, 1000, 1100):
+        checkpoints.save(state(frames))
+    return checkpoints
+
+
+def test_the_last_are_kept(checkpoints):
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "ckpt_1000.pt", "ckpt_1100.pt", "last.pt",
+    ]  # fmt: skip
+    assert checkpoints.load()["frames"] == 1100
+
+
+def test_only_tensors_and_plain_types_in_a_new_process(checkpoints):
+    code = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['frames'])"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(checkpoints.folder / "last.pt")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == "1100"
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "other"])
+def test_a_damaged_file_falls_back_to_the_one_before_loudly(checkpoints, damage, caplog):
+    for name in ("last.pt", "ckpt_1100.pt"):
+        path = checkpoints.folder / name
+        whole = path.read_bytes()
+        path.write_bytes(
+            {"empty": b"", "half": whole[: len(whole) // 2], "garbage": b"x" * 500}.get(damage, b"")
+        )
+        if damage == "other":
+            torch.save({"something": 1}, path)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.load()["frames"] == 1000
+    assert "last.pt is damaged" in caplog.text and "ckpt_1100.pt is damaged" in caplog.text
+
+
+def test_never_from_scratch_unasked(checkpoints, tmp_path):
+    for path in checkpoints.folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 3 checkpoints"):
+        checkpoints.load()
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint.*resume="):
+        Checkpoints(tmp_path / "nothing").load()
+
+
+def test_a_failed_save_leaves_the_files_before_it(checkpoints, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("impala.checkpoint.os.fsync", full)
+    with pytest.raises(OSError, match=r"ckpt_1200.pt could not be written.*No space left"):
+        checkpoints.save(state(1200))
+    assert checkpoints.load()["frames"] == 1100
+    assert len(list(checkpoints.folder.iterdir())) == 3
