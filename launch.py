@@ -24,7 +24,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from impala.actor_pool import ActorPool, assign_tasks
+from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.checkpoint import Checkpoints
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule
@@ -41,6 +41,7 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "learner", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch",
+        "algorithm.passes",
 )  # fmt: skip
 
 
@@ -105,6 +106,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Callable[[], float | None]
     )
     algorithm = cfg.algorithm
     check_sizes(cfg, sum(map(len, tasks)))
+    announce(cfg, suite, tasks, device, run_dir)
     pool = ActorPool(
         suite=suite,
         agent=copy.deepcopy(agent),
@@ -121,12 +123,12 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Callable[[], float | None]
         lr_schedule=instantiate(algorithm.lr_schedule),
         max_grad_norm=algorithm.max_grad_norm,
         device=device,
-        autocast=cfg.learner.autocast,
+        threads=cfg.learner.threads or available_cores(),
+        autocast=pick_autocast(cfg.learner.autocast, device),
         compile_loss=cfg.learner.compile,
         max_skipped=cfg.learner.max_skipped,
     )
-    if cfg.learner.threads:
-        torch.set_num_threads(cfg.learner.threads)
+    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     transport = instantiate(cfg.transport)(builder=pool)
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
     OmegaConf.save(cfg, run_dir / "config.yaml", resolve=True)
@@ -155,6 +157,22 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Callable[[], float | None]
         return result.score
 
     return run
+
+
+def announce(
+    cfg: DictConfig, suite: Suite, tasks: list[list[int]], device: torch.device, run_dir: Path
+) -> None:
+    log.info("run directory: %s", run_dir)
+    log.info(
+        "%d tasks of %s, %s frames, learner on %s; seed %d",
+        len(suite.tasks), suite.name, f"{cfg.total_frames:,}", device, cfg.seed,
+    )  # fmt: skip
+    for actor, its_tasks in enumerate(tasks):
+        seeds = actor_seeds(cfg.seed, actor, len(its_tasks))
+        log.info(
+            "actor %d: %d environments of %d tasks, seeds %d (policy) and %d..%d",
+            actor, len(its_tasks), len(set(its_tasks)), seeds[0], min(seeds[1:]), max(seeds[1:]),
+        )  # fmt: skip
 
 
 def build_evaluation(cfg: DictConfig, run_dir: Path) -> Callable[[], float]:
@@ -219,11 +237,12 @@ def check_sizes(cfg: DictConfig, environments: int) -> None:
         "algorithm.unroll_length",
         "algorithm.batch_size",
         "algorithm.micro_batch",
+        "algorithm.passes",
     ):
         if OmegaConf.select(cfg, key) < 1:
             raise UsageError(f"{key}={OmegaConf.select(cfg, key)}: expected at least 1")
     most = environments * (cfg.transport.slots_per_environment - 1)
-    if cfg.algorithm.batch_size > most:
+    if cfg.algorithm.batch_size // cfg.algorithm.passes > most:
         raise UsageError(
             f"algorithm.batch_size={cfg.algorithm.batch_size} unrolls can never be waiting at once:"
             f" {environments} environments with transport.slots_per_environment="
@@ -314,6 +333,15 @@ def command_line() -> None:
         if error.code == 1 and not _entered:
             print(*nearest_keys(sys.argv[1:]), sep="\n", file=sys.stderr)
         raise
+
+
+def pick_autocast(choice: bool | str, device: torch.device) -> bool:
+    """auto: where the processor multiplies bfloat16 in hardware (GPUs, and CPUs with AMX)."""
+    if choice == "auto":
+        if device.type == "cuda":
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.cpu._is_amx_tile_supported()
+    return bool(choice)
 
 
 if __name__ == "__main__":

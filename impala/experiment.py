@@ -167,7 +167,7 @@ class Experiment:
 
     def _frames_in(self, batch: Batch) -> int:
         rows = len(batch.parts[0].steps.reward) - 1
-        return rows * len(batch.task) * self._suite.spec.frames_per_step
+        return rows * batch.fresh * self._suite.spec.frames_per_step
 
     # Numbers
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Learner:
     lr_schedule: factor on the optimizer's learning rate, given the share of `total_frames` done.
     max_grad_norm: global norm that gradients are clipped to.
     device: where the agent learns.
+    threads: micro-batches that are worked on at once, on a CPU. Their gradients are added in order,
+        so that the sum is the same for any number of threads.
     autocast: bfloat16 autocast.
     compile_loss: `torch.compile` the loss; needs a C++ compiler at run time.
     max_skipped: updates in a row that may be skipped because they were not finite.
@@ -39,12 +42,15 @@ class Learner:
         lr_schedule: Callable[[float], float],
         max_grad_norm: float,
         device: torch.device,
+        threads: int = 1,
         autocast: bool = False,
         compile_loss: bool = False,
         max_skipped: int = 10,
     ) -> None:
         self.agent = agent.to(device).train()
         self._parameters = [p for p in agent.parameters() if p.requires_grad]
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
         self.optimizer = optimizer(self._parameters)
         self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
         self._lr_schedule = lr_schedule
@@ -54,6 +60,7 @@ class Learner:
         self._loss: Callable[[Trajectory], Loss] = (
             torch.compile(agent.loss) if compile_loss else agent.loss
         )
+        self._workers = ThreadPoolExecutor(threads, "learner") if threads > 1 else None
         self._max_skipped = max_skipped
         self._skipped_in_a_row = 0
         self.skipped = 0
@@ -75,10 +82,10 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=False)
         sums: dict[str, Tensor] = {}
         total = torch.zeros((), device=self._device)
-        for part in batch.parts:
-            if interrupted():
+        for gradients, loss in self._gradients(batch.parts, interrupted):
+            if loss is None:
                 return None
-            loss = self._backward(part)
+            torch._foreach_add_([p.grad for p in self._parameters], gradients)
             total += loss.columns.detach().sum()
             for name, value in loss.metrics.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -126,12 +133,24 @@ class Learner:
             group.update(option)
         self.skipped = state["skipped"]
 
-    def _backward(self, part: Trajectory) -> Loss:
+    def _gradients(
+        self, parts: Sequence[Trajectory], interrupted: Callable[[], bool]
+    ) -> Iterator[tuple[Sequence[Tensor], Loss | None]]:
+        """The gradients and the loss of each part, in order; no loss once interrupted."""
+
+        def work(part: Trajectory) -> tuple[Sequence[Tensor], Loss | None]:
+            return ((), None) if interrupted() else self._gradient(part)
+
+        return (self._workers.map if self._workers else map)(work, parts)
+
+    def _gradient(self, part: Trajectory) -> tuple[Sequence[Tensor], Loss]:
         part = map_structure(lambda leaf: leaf.to(self._device, non_blocking=True), part)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             loss = self._loss(part)
-        loss.columns.sum().backward()
-        return loss
+        gradients = torch.autograd.grad(
+            loss.columns.sum(), self._parameters, allow_unused=True, materialize_grads=True
+        )
+        return gradients, loss
 
     def _record(self, sums: dict[str, Tensor], norm: float, columns: int) -> None:
         for name, value in sums.items():
@@ -147,7 +166,6 @@ class Learner:
         tasks = {int(task) for part in batch.parts for task in self._non_finite_tasks(part)} or set(
             batch.task.tolist()
         )
-        self.optimizer.zero_grad(set_to_none=False)
         if self._skipped_in_a_row > self._max_skipped:
             raise NonFiniteError(
                 f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient"
@@ -157,12 +175,8 @@ class Learner:
     def _non_finite_tasks(self, part: Trajectory) -> Sequence[int]:
         tasks = []
         for column in range(len(part.task)):
-            self.optimizer.zero_grad(set_to_none=False)
-            loss = self._backward(_column(part, column))
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            finite = torch.isfinite(loss.columns).all() and all(
-                bool(torch.isfinite(gradient).all()) for gradient in gradients
-            )
+            gradients, loss = self._gradient(_column(part, column))
+            finite = all(bool(torch.isfinite(x).all()) for x in (loss.columns, *gradients))
             if not finite:
                 tasks.append(int(part.task[column]))
         return tasks

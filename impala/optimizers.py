@@ -1,6 +1,5 @@
 """RMSProp as TensorFlow 1 computes it, which the paper's learning rates and epsilons are for."""
 
-# pyright: reportPrivateImportUsage=false
 # torch._foreach_* are what PyTorch's own optimizers are made of.
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_metrics_are_sums_over_columns():
     assert 0 < metrics["policy/entropy"] <= B * np.log(NUM_ACTIONS)
 
     outputs = trajectory.outputs
-    logits = agent.policy(agent.torso(trajectory.steps.frame[:-1].flatten(0, 1)))
+    logits = agent.policy(agent.torso(trajectory.steps.frame[:-1].flatten(0, 1))).detach()
     log_ratio = torch.log_softmax(logits.view(T, B, -1), -1) - outputs.policy_logits.log_softmax(-1)
     rhos = log_ratio.gather(-1, outputs.action[..., None]).exp()
     assert metrics["vtrace/rho_mean"] / B == pytest.approx(float(rhos.mean()), rel=1e-4)
@@ -266,7 +266,7 @@ def test_both_ends_cut_the_memory_and_the_returns():
 
     separate = part(slice(0, 4), slice(0, 3)) + part(slice(3, None), slice(3, None))
     torch.testing.assert_close(loss[:2], separate[:2])
-    assert abs(float(loss[2] - separate[2])) > 1e-3
+    assert (loss[2] - separate[2]).abs().item() > 1e-3
 
 
 @pytest.mark.parametrize("memory", [False, True])
@@ -371,8 +371,7 @@ def test_the_first_policy_is_nearly_uniform():
     step = random_steps(8)._replace(frame=frame)
     output, _ = agent.act(step, (), torch.zeros(8, 18))
     policy = output.policy_logits.softmax(-1)
-    assert float(policy.max()) < 1.1 / 18
-    assert float(policy.min()) > 0.9 / 18
+    assert 0.99 / 18 < float(policy.min()) < float(policy.max()) < 1.01 / 18
 
 
 @pytest.mark.parametrize(("torso", "count"), [(Deep, 1_520_714), (Shallow, 1_123_130)])

@@ -94,7 +94,7 @@ def test_closure_is_called_with_gradients_enabled():
         return loss.item()
 
     assert optimizer.step(closure) == 4.0
-    assert float(parameter) < 2.0
+    assert parameter.item() < 2.0
 
 
 @pytest.mark.parametrize("bad", [{"lr": -1}, {"decay": 1.0}, {"momentum": 1.0}, {"eps": 0.0}])

@@ -20,6 +20,11 @@ class Batch:
     version: NDArray[np.int64]  # [B]: of the weights that acted
     released: NDArray[np.int64]  # slots that were read and may be filled again
 
+    @property
+    def fresh(self) -> int:
+        """Columns that no batch before had: what counts as frames."""
+        return len(self.released)
+
 
 class Experience(Protocol):
     def insert(self, slots: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""First in, first out: every unroll is learned from exactly once, as in IMPALA."""
+"""First in, first out: every unroll is learned from once, as in IMPALA, or a few times."""
 
 from __future__ import annotations
 
@@ -19,33 +19,54 @@ class Fifo:
     batch_size: columns (unrolls) of a batch.
     micro_batch: columns that go through the network at once. Losses are sums, so the gradient is
         that of the whole batch; on a CPU about 160 rows keep activations in the cache.
+    passes: batches that each unroll is part of. `batch_size / passes` columns of a batch are fresh,
+        the others are those of the batches just before; V-trace corrects for what changed since.
+        Unlike the paper: it learns once from each unroll (1), or mixes in a large replay.
     pin: whether batches are laid in page-locked memory, for asynchronous copies to a GPU.
     """
 
     def __init__(
-        self, storage: Trajectory, *, batch_size: int, micro_batch: int, pin: bool = False
+        self,
+        storage: Trajectory,
+        *,
+        batch_size: int,
+        micro_batch: int,
+        passes: int = 1,
+        pin: bool = False,
     ) -> None:
+        if passes < 1 or batch_size % passes:
+            raise ValueError(
+                f"passes={passes}: expected a number of which batch_size={batch_size} is a multiple"
+            )
         self._storage = storage
-        self._batch_size = batch_size
+        self._fresh = batch_size // passes
         self._waiting: deque[int] = deque()
-        edges = [*range(0, batch_size, micro_batch), batch_size]
+        edges = [*range(0, self._fresh, micro_batch), self._fresh]
         self._edges = list(pairwise(edges))
-        self._parts = [_columns_like(storage, end - start, pin) for start, end in self._edges]
+        # The newest batches' fresh columns, the newest first; the oldest is overwritten.
+        self._kept = deque(
+            [_columns_like(storage, end - start, pin) for start, end in self._edges]
+            for _ in range(passes)
+        )
+        self._filled = 0
 
     def insert(self, slots: NDArray[np.int64]) -> None:
         self._waiting.extend(slots.tolist())
 
     def ready(self) -> bool:
-        return len(self._waiting) >= self._batch_size
+        return len(self._waiting) >= self._fresh
 
     def sample(self) -> Batch:
-        slots = np.array([self._waiting.popleft() for _ in range(self._batch_size)])
-        for part, (start, end) in zip(self._parts, self._edges, strict=True):
+        slots = np.array([self._waiting.popleft() for _ in range(self._fresh)])
+        self._kept.rotate(1)
+        self._filled = min(self._filled + 1, len(self._kept))
+        for part, (start, end) in zip(self._kept[0], self._edges, strict=True):
             gather(self._storage, torch.from_numpy(slots[start:end]), part)
+        parts = [part for kept in list(self._kept)[: self._filled] for part in kept]
         return Batch(
-            parts=self._parts,
-            task=self._storage.task.numpy()[slots],
-            version=self._storage.version.numpy()[slots],
+            parts=parts,
+            task=torch.cat([part.task for part in parts]).numpy(),
+            version=torch.cat([part.version for part in parts]).numpy(),
             released=slots,
         )
 

@@ -1,0 +1,182 @@
+"""A whole run in one process: counts, bit-for-bit repetition, interruption, resumption."""
+
+import json
+import signal
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+from impala.actor_pool import ActorPool
+from impala.agents.actor_critic import ActorCritic
+from impala.checkpoint import Checkpoints
+from impala.experience.fifo import Fifo
+from impala.experiment import Experiment, Schedule
+from impala.learner import Learner, NonFiniteError, linear_decay
+from impala.loggers.json_lines import EpisodeLog, JsonLines
+from impala.networks.core import LSTM
+from impala.networks.torso import MLP
+from impala.transport.in_process import InProcess
+from suites.catch import Catch
+from suites.score import Scoreboard
+from tests.counting import CountingAgent, CountingSuite
+
+UNROLL = 6
+
+
+@dataclass
+class Recorder:
+    """A logger that can do something at a point of the run."""
+
+    at_frames: int = -1
+    action: object = None
+    exit_code: int | None = None
+
+    def write(self, frames, metrics):
+        if frames >= self.at_frames >= 0 and self.action:
+            self.action()
+
+    def commit(self, frames):
+        pass
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=None, tasks=None):
+    run_dir.mkdir(exist_ok=True)
+    tasks = tasks or [[0, 0], [0, 0, 0]]
+    pool = ActorPool(suite, agent, tasks, UNROLL, False)
+    transport = InProcess(builder=pool)
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    state = checkpoints.load() if resume else None
+    frames = state["frames"] if state else None
+    torch.manual_seed(0)
+    learner = Learner(
+        agent,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+        lr_schedule=linear_decay,
+        max_grad_norm=40.0,
+        device=torch.device("cpu"),
+        max_skipped=2,
+    )
+    return Experiment(
+        suite=suite,
+        learner=learner,
+        transport=transport,
+        experience=Fifo(transport.storage, batch_size=4, micro_batch=3),
+        checkpoints=checkpoints,
+        metrics_file=JsonLines(run_dir / "metrics.jsonl", frames),
+        episodes_file=EpisodeLog(run_dir / "episodes.jsonl", frames),
+        loggers=[recorder or Recorder()],
+        scoreboard=Scoreboard(suite.tasks),
+        schedule=Schedule(total_frames, 1e9, 4 * UNROLL * suite.spec.frames_per_step * 5, 1e9),
+        run_dir=run_dir,
+        seed=1,
+        resume=state,
+    )
+
+
+def catch_agent():
+    torch.manual_seed(3)
+    suite = Catch()
+    return ActorCritic(
+        frame_shape=suite.spec.frame_shape, num_actions=suite.spec.num_actions, torso=MLP,
+        core=LSTM, feed_back=True, discount=0.99, baseline_cost=0.5, entropy_cost=0.01,
+        reward_transform="clamp",
+    )  # fmt: skip
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_frames_games_and_shares_are_counted_exactly(tmp_path):
+    suite = CountingSuite(["three", "five"])
+    run = experiment(tmp_path, suite, CountingAgent(), total_frames=4800, tasks=[[0, 0, 1], [1]])
+    result = run.run()
+    assert (result.status, result.exit_code) == ("finished", 0)
+    metrics, episodes = lines(tmp_path / "metrics.jsonl"), lines(tmp_path / "episodes.jsonl")
+    per_update = 4 * UNROLL * 4  # columns x steps x frames of a step
+    assert [m["frames"] for m in metrics] == [per_update * 5 * (i + 1) for i in range(10)]
+    assert all(m["frames"] == m["updates"] * per_update for m in metrics)
+    assert {(e["task"], e["length"], e["return"]) for e in episodes} == {
+        ("three", 12, 6.0),
+        ("five", 20, 15.0),
+    }
+    assert {e["actor"] for e in episodes if e["task"] == "three"} == {0}
+    last = metrics[-1]
+    assert last["share/three"] + last["share/five"] == pytest.approx(1.0)
+    assert last["return/three"] == 6.0
+    assert last["score/coverage"] == 1.0
+    assert {"lag/three", "lag/max", "queue/fill", "time/learner_waiting", "lr"} <= last.keys()
+
+
+def test_one_process_repeats_itself_bit_for_bit(tmp_path):
+    weights = []
+    for name in ("a", "b"):
+        agent = catch_agent()
+        experiment(tmp_path / name, Catch(), agent, total_frames=4000).run()
+        weights.append(agent.state_dict())
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    timed = ("time", "rate", "memory")
+    points = [
+        [{k: v for k, v in m.items() if not k.startswith(timed)} for m in lines(path)]
+        for path in (tmp_path / "a" / "metrics.jsonl", tmp_path / "b" / "metrics.jsonl")
+    ]
+    assert points[0] == points[1]
+    assert (tmp_path / "a/episodes.jsonl").read_bytes() == (
+        tmp_path / "b/episodes.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_a_resumed_run_goes_on_without_gap(tmp_path, number):
+    recorder = Recorder(1000, lambda: signal.raise_signal(number))
+    result = experiment(
+        tmp_path, Catch(), catch_agent(), total_frames=4000, recorder=recorder
+    ).run()
+    assert (result.status, result.exit_code) == ("interrupted", 128 + number)
+    assert recorder.exit_code == 128 + number
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    stopped = Checkpoints(tmp_path / "checkpoints").load()
+    assert stopped["frames"] == summary["frames"] < 2000
+    games = len(lines(tmp_path / "episodes.jsonl"))
+
+    agent = catch_agent()
+    resumed = experiment(tmp_path, Catch(), agent, total_frames=4000, resume=True)
+    for name, value in stopped["learner"]["agent"].items():
+        assert torch.equal(agent.state_dict()[name], value)
+    assert resumed.run().status == "finished"
+    frames = [m["frames"] for m in lines(tmp_path / "metrics.jsonl")]
+    assert frames == sorted(set(frames))
+    assert stopped["frames"] in frames and frames[-1] >= 4000
+    metrics = lines(tmp_path / "metrics.jsonl")
+    assert all(a["updates"] < b["updates"] for a, b in pairwise(metrics))
+    assert all(a["time_s"] < b["time_s"] for a, b in pairwise(metrics))
+    assert len(lines(tmp_path / "episodes.jsonl")) > games
+    assert json.loads((tmp_path / "summary.json").read_text())["games"]["catch"] > games - 10
+
+
+def test_an_error_in_the_loop_is_raised_and_everything_closed(tmp_path):
+    def fail():
+        raise RuntimeError("a part broke")
+
+    recorder = Recorder(1000, fail)
+    with pytest.raises(RuntimeError, match="a part broke"):
+        experiment(tmp_path, Catch(), catch_agent(), total_frames=4000, recorder=recorder).run()
+    assert recorder.exit_code == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+    assert Checkpoints(tmp_path / "checkpoints").load()["frames"] >= 1000
+
+
+def test_many_updates_that_are_not_finite_stop_the_run_and_name_the_task(tmp_path, caplog):
+    suite = CountingSuite(["three", "five"])
+    agent = CountingAgent(bad_task=1)
+    run = experiment(tmp_path, suite, agent, total_frames=10**6, tasks=[[0, 0, 1], [1]])
+    with pytest.raises(NonFiniteError):
+        run.run()
+    assert "non-finite loss or gradient in five" in caplog.text
+    assert json.loads((tmp_path / "summary.json").read_text())["updates_skipped"] == 3
