@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,37 +90,45 @@ class Experiment:
     def run(self) -> Result:
         """Trains until `total_frames`, or until a signal or an error. Everything is closed."""
         status, exit_code = "failed", 1
-        with self._signals():
+        with self._signals(), ExitStack() as closing:  # closed in reverse order, whatever fails
+            for file in (*reversed(self._loggers), self._episodes_file):
+                closing.callback(lambda file=file: file.finish(exit_code))
+            closing.callback(lambda: self._write_summary(status))
+            closing.callback(self._transport.close)
             try:
                 seed = self._seed + self._frames  # a resumed run does not replay its first games
                 self._transport.start(self._learner.agent, self._updates, seed)
                 while self._frames < self._schedule.total_frames and not self._signal:
                     self._iterate()
-                status, exit_code = "finished", 0
-                if self._signal:
-                    status, exit_code = "interrupted", 128 + self._signal
-                    log.info("stopping: received %s", signal.Signals(self._signal).name)
                 self._log()
                 self._save()
-            except Exception as error:
-                if not isinstance(error, (NonFiniteError, OSError)):
-                    self._save()  # the weights are whole: they change only within an update
+            except (NonFiniteError, OSError):
+                raise  # the last checkpoint is the last good one, or cannot be written
+            except Exception:
+                self._save()  # the weights are whole: they change only within an update
                 raise
-            finally:
-                self._transport.close()
-                self._write_summary(status)
-                for file in (self._episodes_file, *self._loggers):
-                    file.finish(exit_code)
+            status, exit_code = "finished", 0
+            if self._signal:
+                status, exit_code = "interrupted", 128 + self._signal
+                log.info("stopped by %s", signal.Signals(self._signal).name)
         return Result(status, exit_code, self._score())
 
     # One turn of the loop
 
     def _iterate(self) -> None:
+        """Learns from a batch if there is one, else waits a little for one."""
         measures = self._measures
-        with measures.time("learner_waiting"):
-            batch_ready = self._wait_for_batch()
-        if not batch_ready:
-            return
+        if not self._experience.ready():
+            with measures.time("learner_waiting"):
+                deliveries = self._transport.receive(0.25)
+            self._accept(deliveries)
+        else:
+            self._learn()
+            self._accept(self._transport.receive(0.0))
+        self._log_and_save_if_due()
+
+    def _learn(self) -> None:
+        measures = self._measures
         with measures.time("learner_loading"):
             batch = self._experience.sample()
             self._transport.release(batch.released)
@@ -129,7 +137,7 @@ class Experiment:
                 batch, self._frames / self._schedule.total_frames, lambda: bool(self._signal)
             )
         if skipped is None:
-            return
+            return  # a signal came: the weights are as they were
         if skipped:
             names = ", ".join(self._suite.tasks[task].name for task in skipped)
             log.warning(
@@ -140,17 +148,6 @@ class Experiment:
         self._updates += 1
         with measures.time("learner_publishing"):
             self._transport.publish(self._learner.agent, self._updates)
-        self._log_and_save_if_due()
-
-    def _wait_for_batch(self) -> bool:
-        """False if a signal came first."""
-        self._accept(self._transport.receive(0.0))
-        while not self._experience.ready():
-            if self._signal:
-                return False
-            self._accept(self._transport.receive(0.25))
-            self._log_and_save_if_due()
-        return True
 
     def _accept(self, deliveries: list[Delivery]) -> None:
         frames_per_step = self._suite.spec.frames_per_step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -65,7 +64,7 @@ class Learner:
         self._skipped_in_a_row = 0
         self.skipped = 0
         self._sums: dict[str, Tensor] = {}
-        self._extremes: dict[str, float] = defaultdict(float)
+        self._norms = 0.0
         self._updates = 0
         self._columns = 0
 
@@ -107,11 +106,15 @@ class Learner:
             name: float(value) / (self._updates if name.startswith("loss/") else self._columns)
             for name, value in self._sums.items()
         }
-        result["grad/norm"] = self._extremes["grad"] / self._updates
+        if "value/target_squared" in result:
+            variance = result["value/target_squared"] - result["value/target"] ** 2
+            error = result["value/error_squared"]
+            result["value/explained_variance"] = 1.0 - error / variance if variance else 0.0
+        result["grad/norm"] = self._norms / self._updates
         result["lr"] = self.optimizer.param_groups[0]["lr"]
         result["updates/skipped"] = float(self.skipped)
         self._sums, self._updates, self._columns = {}, 0, 0
-        self._extremes.clear()
+        self._norms = 0.0
         return result
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,7 +158,7 @@ class Learner:
     def _record(self, sums: dict[str, Tensor], norm: float, columns: int) -> None:
         for name, value in sums.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._extremes["grad"] += norm
+        self._norms += norm
         self._updates += 1
         self._columns += columns
 
