@@ -11,13 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.peer import PeerResult, watch
+from benchmarks.training_run import Count, Program, watch
+from impala.loggers.json_lines import read_points
 
 NAME = "Sample Factory"
 VERSION = "2.1.1"
 VENV = Path(__file__).resolve().parents[2] / ".venv-sample-factory"
 PROGRAM = Path(__file__).with_name("sample_factory_train.py")
 NETWORKS = ("shallow", "deep")
+PROGRESS = "progress.jsonl"
 
 # The newest that work together: it wants gymnasium below 1.0 and numpy below 2, and ale-py is the
 # release that this project plays with, so that both run the same emulator.
@@ -89,43 +91,39 @@ def _run(*command: str) -> None:
         )
 
 
-def measure(
+def program(
     game: str,
     *,
     network: str = "shallow",
     recurrent: bool = False,
-    seconds: float = 60,
-    windows: int = 3,
     venv: Path = VENV,
     workers: int = 2,
     envs_per_worker: int = 16,
-) -> PeerResult:
-    """Trains on one game for about `windows` x `seconds`, and some 20 s more to start.
+) -> Program:
+    """Training on one game, set up first where that is needed.
 
     game:     as in this project: "pong", "space_invaders".
     network:  "shallow" or "deep", IMPALA's, with a fully connected layer of 256.
     recurrent: an LSTM of 256 behind it.
     workers:  processes that play; one for each core serves it best.
 
-    Raises ValueError for an unknown network, RuntimeError where it does not train, as with a game
-    that it does not know.
+    Raises ValueError for an unknown network, RuntimeError where it cannot be set up.
     """
     if network not in NETWORKS:
         raise ValueError(f"network is {network!r}, expected one of {', '.join(NETWORKS)}")
     interpreter = install(venv)
-    command = [str(interpreter), str(PROGRAM), game, network]
-    command += [f"--workers={workers}", f"--envs_per_worker={envs_per_worker}"]
-    command += ["--recurrent"] * recurrent
-    full = watch(command, seconds=seconds, windows=windows)
-    return PeerResult(
-        name=NAME,
-        version=VERSION,
-        game=game,
-        network=network,
-        recurrent=recurrent,
-        steps_per_s=tuple(window.steps_per_s for window in full),
-        cores_busy=tuple(window.cores_busy for window in full),
-    )
+
+    def command(folder: Path) -> list[str]:
+        line = [str(interpreter), str(PROGRAM), game, network]
+        line += [f"--workers={workers}", f"--envs_per_worker={envs_per_worker}"]
+        return [*line, *(["--recurrent"] if recurrent else []), str(folder / PROGRESS), str(folder)]
+
+    def read(folder: Path) -> list[Count]:
+        points = read_points(folder / PROGRESS)
+        return [Count(point["time_s"], point["frames"]) for point in points]
+
+    # One thread in each process: it has as many processes as the machine has cores.
+    return Program(f"{NAME} {VERSION}", command, read, {"OMP_NUM_THREADS": "1"})
 
 
 def main() -> None:
@@ -135,10 +133,10 @@ def main() -> None:
     parser.add_argument("--recurrent", action="store_true", help="an LSTM behind the network")
     parser.add_argument("--seconds", type=float, default=60, help="of each window")
     parser.add_argument("--windows", type=int, default=3)
-    parser.add_argument("--venv", type=Path, default=VENV)
-    result = measure(**vars(parser.parse_args()))
-    print(result)
-    print(f"{result.median:.0f} agent steps/s")
+    options = parser.parse_args()
+    peer = program(options.game, network=options.network, recurrent=options.recurrent)
+    for window in watch(peer, seconds=options.seconds, windows=options.windows):
+        print(f"{window.steps_per_s:.0f} agent steps/s, {window.cores_busy:.2f} cores busy")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import psutil
 from ale_py.registration import register_v0_v4_envs
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.algo.utils.misc import ExperimentStatus
@@ -57,13 +56,8 @@ class Report(AlgoObserver):
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         # The frames are those up to the update before: the learner's next message counts this one.
-        main = psutil.Process()
-        times = [process.cpu_times() for process in (main, *main.children(recursive=True))]
-        line = {
-            "time_s": time.monotonic(),
-            "frames": runner.total_env_steps_since_resume or 0,
-            "cpu_s": sum(spent.user + spent.system for spent in times),
-        }
+        frames = runner.total_env_steps_since_resume or 0
+        line = {"time_s": time.monotonic(), "frames": frames}
         with self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self.ending or os.getppid() != self.parent:
