@@ -77,7 +77,7 @@ def made_here(module: str) -> dict[str, str]:
 
 def write(path: Path, *paragraphs: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(paragraph.strip() for paragraph in paragraphs) + "\n")
+    path.write_text("\n\n".join(p.strip() for p in paragraphs if p) + "\n")
     print(f"wrote {path}", flush=True)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from benchmarks import report
-from benchmarks.training_run import LAUNCH, end, family
+from benchmarks.training_run import LAUNCH, end, exit_on_sigterm, family
 from impala.loggers.json_lines import read_points
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.RESULTS / "soak.md")
     parser.add_argument("overrides", nargs="*", default=["suite=atari57"], help="of launch.py")
     options = parser.parse_args()
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         samples, ending = soak(

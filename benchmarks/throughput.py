@@ -23,7 +23,14 @@ import launch
 from benchmarks import report
 from benchmarks.parts import Costs, Environments, Parts, compose, ideal, one_core
 from benchmarks.peers import sample_factory_peer
-from benchmarks.training_run import Program, Window, median_window, our_training, watch
+from benchmarks.training_run import (
+    Program,
+    Window,
+    exit_on_sigterm,
+    median_window,
+    our_training,
+    watch,
+)
 from suites.suite import Suite
 
 OURS, OURS_FLOAT32 = "this project", "this project, float32"
@@ -237,6 +244,7 @@ def plan(options: argparse.Namespace) -> dict[str, tuple[Suite, list[Case]]]:
 
 def main() -> None:
     options = parse()
+    exit_on_sigterm()
     try:
         cases_of = plan(options)
     except (HydraException, ValueError) as error:

@@ -170,6 +170,11 @@ def _problem(code: int | None, started: bool, still_s: float) -> str | None:
     return None
 
 
+def exit_on_sigterm() -> None:
+    """As on Ctrl-C, whatever is being watched is ended first: it is in a group of its own."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process and its descendants; an empty list once it has ended."""
     try:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.training_run import Count, Program, watch
+from benchmarks.training_run import Count, Program, exit_on_sigterm, watch
 from impala.loggers.json_lines import read_points
 
 NAME = "Sample Factory"
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of each window")
     parser.add_argument("--windows", type=int, default=3)
     options = parser.parse_args()
+    exit_on_sigterm()
     peer = program(options.game, network=options.network, recurrent=options.recurrent)
     for window in watch(peer, seconds=options.seconds, windows=options.windows):
         print(f"{window.steps_per_s:.0f} agent steps/s, {window.cores_busy:.2f} cores busy")
