@@ -48,8 +48,9 @@ class Learner:
     ) -> None:
         self.agent = agent.to(device).train()
         self._parameters = [p for p in agent.parameters() if p.requires_grad]
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        self._sum = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._sum, strict=True):
+            parameter.grad = gradient
         self.optimizer = optimizer(self._parameters)
         self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
         self._lr_schedule = lr_schedule
@@ -78,13 +79,15 @@ class Learner:
         Returns the indices of tasks whose loss or gradient was not finite (the update was skipped,
         the weights are as before); an empty list if the update was made; None if given up.
         """
-        self.optimizer.zero_grad(set_to_none=False)
+        for gradient in self._sum:
+            gradient.zero_()
         sums: dict[str, Tensor] = {}
         total = torch.zeros((), device=self._device)
         for gradients, loss in self._gradients(batch.parts, interrupted):
             if loss is None:
                 return None
-            torch._foreach_add_([p.grad for p in self._parameters], gradients)
+            for total_gradient, gradient in zip(self._sum, gradients, strict=True):
+                total_gradient.add_(gradient)
             total += loss.columns.detach().sum()
             for name, value in loss.metrics.items():
                 sums[name] = sums[name] + value if name in sums else value

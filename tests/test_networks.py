@@ -93,7 +93,7 @@ def test_torso_leaves_frames_alone_and_gives_float32_features(make):
         rounded = torso(frames)
     assert rounded.dtype == torch.float32
     assert not torch.equal(rounded, features)  # it did compute in bfloat16
-    torch.testing.assert_close(rounded, features, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(rounded, features, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("make", [Shallow, Deep, MLP])

@@ -74,20 +74,9 @@ class ActorCritic(Agent):
         self.core = core(in_features)
         self.policy = nn.Linear(self.core.out_features, num_actions)
         self.baseline = nn.Linear(self.core.out_features, 1)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Orthogonal weights: gain sqrt(2) before a ReLU, so that features keep their scale.
-
-        The policy's are small: a nearly uniform first policy whatever the frame, so that
-        exploration does not start from an accident of the weights. PyTorch's default shrinks the
-        features of the shallow network about tenfold, and pong then begins to learn much later.
-        """
-        for module in self.torso.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.orthogonal_(module.weight, gain=2**0.5)
-                nn.init.zeros_(module.bias)
-        for head, gain in ((self.policy, 0.001), (self.baseline, 1.0)):
+        # A nearly uniform first policy whatever the frame, so that exploration does not start from
+        # an accident of the weights; and a baseline near zero.
+        for head, gain in ((self.policy, 0.001), (self.baseline, 0.1)):
             nn.init.orthogonal_(head.weight, gain=gain)
             nn.init.zeros_(head.bias)
 

@@ -1,0 +1,102 @@
+"""The texts say what the program does: commands compose, and every key is described as it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+ROOT = Path(__file__).parent.parent
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = {"suite=cartpole", "algorithm=reinforce"}  # of files that the texts ask to make
+UNDESCRIBED = re.compile(r".*(_target_|_partial_|foreach)|algorithm\.(name|experience\..*)")
+
+
+def commands() -> list[str]:
+    """The `python launch.py` lines of all texts, without comments and Hydra's own options."""
+    found = []
+    for text in TEXTS:
+        for block in re.findall(r"```bash\n(.*?)```", text.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.replace("--cfg job", ""), comments=True)
+                if words[:2] == ["python", "launch.py"] and not EXAMPLES & set(words):
+                    found.append(" ".join(word for word in words[2:] if word != "--help"))
+    return list(dict.fromkeys(found))
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return hydra.compose("config", overrides)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_in_the_texts_compose(command: str) -> None:
+    words = command.replace("$RUN", "null").split()
+    parsed = OverridesParser.create().parse_overrides([word for word in words if word != "-m"])
+    for override in parsed:
+        assert override.is_sweep_override() <= ("-m" in words), f"{override.input_line} needs -m"
+    # Of a sweep the first: key=a of key=a,b.
+    compose(
+        [
+            f"{override.key_or_group}={next(override.sweep_string_iterator())}"
+            if override.is_sweep_override()
+            else str(override.input_line)
+            for override in parsed
+        ]
+    )
+
+
+def leaves(cfg: DictConfig, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in cfg.items():
+        nested = isinstance(value, DictConfig)
+        found |= leaves(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
+def described() -> dict[str, str]:
+    """Key -> default as written in the tables of `docs/configuration.md`."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    found: dict[str, str] = {}
+    for keys, defaults in re.findall(r"^\| (`.*?`) \| (`.*?`) \|", text, re.MULTILINE):
+        names, values = re.findall(r"`(.*?)`", keys), re.findall(r"`(.*?)`", defaults)
+        for i, name in enumerate(names):
+            full = names[0].rpartition(".")[0] + name if name.startswith(".") else name
+            found.setdefault(full, values[min(i, len(values) - 1)])
+    return found
+
+
+@pytest.mark.parametrize("suite", ["atari57", "catch"])
+def test_every_key_is_described_with_its_default(suite: str) -> None:
+    defaults = leaves(compose(["network/core=lstm"]))
+    described_keys = described()
+    for key, value in leaves(compose([f"suite={suite}", "network/core=lstm"])).items():
+        if UNDESCRIBED.fullmatch(key):
+            continue
+        assert key in described_keys, f"docs/configuration.md does not describe {key}"
+        if key.startswith(f"suite.{suite}") or defaults.get(key) == value:
+            assert yaml.safe_load(described_keys[key]) == value, key
+
+
+def test_nothing_is_described_that_is_no_key() -> None:
+    known = {"experiment", "network", "network/core", "algorithm.experience"}  # groups and nodes
+    for suite in ("atari57", "catch"):
+        for optimizer in ("rmsprop", "adam"):
+            choices = [f"suite={suite}", f"algorithm/optimizer={optimizer}", "network/core=lstm"]
+            known |= set(leaves(compose(choices)))
+    assert not {key for key in described() if not key.startswith("+")} - known
+
+
+def test_constraints_pin_every_dependency() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    project = (ROOT / "pyproject.toml").read_text()
+    wanted = re.findall(r'^ {4}"([a-z0-9-]+)[\[>=]', project, re.MULTILINE)
+    assert {"torch", "pytest"} <= set(wanted) <= set(pins)
+    assert pins["torch"] == "2.13.0"  # no +cpu: the same pin gives CUDA where that is at hand
