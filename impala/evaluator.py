@@ -6,26 +6,33 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
+import traceback
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from impala.actor_pool import actor_seeds
 from impala.agents.agent import Agent
+from impala.children import die_with, signals_held
 from impala.inference import LocalInference
 from impala.trajectory import empty_step
 from suites.score import Scoreboard
 from suites.suite import Suite
 
 log = logging.getLogger(__name__)
+
+
+class EvaluationError(RuntimeError):
+    """A game could not be played; the message carries the worker's own traceback."""
 
 
 class FixedWeights:
@@ -52,29 +59,65 @@ class Evaluation:
     num_workers: int
 
     def results(self) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-        """(task index, [(raw return, length in frames) of each game]) as tasks are done."""
-        context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(
-            min(self.num_workers, len(self.suite.tasks)),
-            mp_context=context,
-            initializer=_start_worker,
-            initargs=(self,),
-        )
+        """(task index, [(raw return, length in frames) of each game]) as tasks are done.
+
+        Raises EvaluationError, naming the task, if a worker fails or dies.
+        """
+        waiting = deque(range(len(self.suite.tasks)))
+        playing: dict[Connection, int] = {}
+        workers: dict[Connection, BaseProcess] = {}
         try:
-            futures = {
-                executor.submit(_play_in_worker, task): task
-                for task in range(len(self.suite.tasks))
-            }
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            with signals_held():
+                for _ in range(min(self.num_workers, len(waiting))):
+                    connection, process = self._start_worker()
+                    workers[connection] = process
+            for connection in workers:
+                playing[connection] = waiting.popleft()
+                connection.send(playing[connection])
+            while playing:
+                for connection in cast(list[Connection], wait(list(playing))):
+                    task = playing.pop(connection)
+                    result = self._received(task, connection, workers[connection])
+                    if waiting:
+                        playing[connection] = waiting.popleft()
+                        connection.send(playing[connection])
+                    yield task, result
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
+            for connection, process in workers.items():
+                connection.close()
+                process.kill()
+            for process in workers.values():
+                process.join()
+
+    def _start_worker(self) -> tuple[Connection, BaseProcess]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(self, theirs, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
+    def _received(
+        self, task: int, connection: Connection, process: BaseProcess
+    ) -> list[tuple[float, int]]:
+        name = self.suite.tasks[task].name
+        try:
+            result = connection.recv()
+        except (EOFError, ConnectionResetError):
+            process.join()
+            raise EvaluationError(
+                f"the process that played {name} died (exit code {process.exitcode}; -9: killed,"
+                " as when memory runs out)"
+            ) from None
+        if isinstance(result, str):
+            raise EvaluationError(f"the process that played {name} failed:\n{result}")
+        return result
 
     def play(self, task: int) -> list[tuple[float, int]]:
         """One task in this process: (raw return, length in frames) of each game."""
-        noise_seed, *seeds = actor_seeds(self.seed, task, self.games)
+        # A key of two numbers: no actor's games, whose keys have one, are played again here.
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(task, 0))
+        noise_seed, *seeds = (sequence.generate_state(1 + self.games, np.uint64) >> 33).tolist()
         environment = self.suite.make(self.suite.tasks[task], self.games, seeds, split="test")
         inference = LocalInference(
             self.agent,
@@ -107,18 +150,18 @@ class Evaluation:
         return list(zip(returns.tolist(), frames.tolist(), strict=True))
 
 
-_worker: Evaluation
-
-
-def _start_worker(evaluation: Evaluation) -> None:
-    global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+def _work(evaluation: Evaluation, connection: Connection, parent: int) -> None:
+    """The life of a worker: plays the tasks that it is sent until nobody is there to send any."""
+    die_with(parent)
     torch.set_num_threads(1)
-    _worker = evaluation
-
-
-def _play_in_worker(task: int) -> list[tuple[float, int]]:
-    return _worker.play(task)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            task = connection.recv()
+            try:
+                result: list[tuple[float, int]] | str = evaluation.play(task)
+            except Exception:
+                result = traceback.format_exc()
+            connection.send(result)
 
 
 def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
@@ -166,23 +209,21 @@ def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
 
 
 def _table(suite: Suite, metrics: dict[str, float], games: dict[str, Any], frames: int) -> Table:
-    table = Table(title=f"{suite.name} after {frames:,} frames", show_footer=True)
-    table.add_column("game", footer="suite")
-    footer = "  ".join(
-        f"{name[6:]} {value:.1f} %"
-        for name, value in metrics.items()
-        if name.startswith("score/") and name != "score/coverage"
-    )
-    table.add_column("return", justify="right")
-    table.add_column("human-normalised %", justify="right", footer=footer)
-    table.add_column(
-        "games", justify="right", footer=str(sum(len(g["returns"]) for g in games.values()))
-    )
+    table = Table(title=f"{suite.name} after {frames:,} frames")
+    table.add_column("game", no_wrap=True)
+    for name in ("return", "human-normalised", "games"):
+        table.add_column(name, justify="right", no_wrap=True)
     for task in suite.tasks:
         table.add_row(
             task.name,
             f"{metrics[f'return/{task.name}']:,.1f}",
-            f"{metrics[f'hns/{task.name}']:.1f}",
+            f"{metrics[f'hns/{task.name}']:,.1f} %",
             str(len(games[task.name]["returns"])),
         )
+    table.add_section()
+    for name, value in metrics.items():
+        if name.startswith("score/") and name != "score/coverage":
+            aggregate = name.removeprefix("score/")
+            style = "bold" if aggregate == suite.headline else ""
+            table.add_row(aggregate, "", f"{value:,.1f} %", "", style=style)
     return table

@@ -6,7 +6,6 @@ any moment can block no other. An actor that loses its learner reads the end of 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import resource
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from impala.actor import GAME
 from impala.agents.agent import Agent
+from impala.children import die_with, signals_held
 from impala.transport.memory import SharedMemory, carve, carved_size
 from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
 from impala.weights import Weights
@@ -74,7 +74,8 @@ class SharedMemoryTransport:
                 },
                 daemon=True,
             )
-            process.start()
+            with signals_held():
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
@@ -114,12 +115,9 @@ class SharedMemoryTransport:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.terminate()  # an actor has nothing to save, and may be deep in an emulator
+            process.kill()  # an actor has nothing to save, and may be deep in an emulator
         for process in self._processes:
-            process.join(2.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
             process.close()
         self._connections.clear()
         self._processes.clear()
@@ -162,8 +160,7 @@ def _act(
     learner: int,
 ) -> None:
     """The life of an actor's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner acts
-    _die_with(learner)
+    die_with(learner)
     os.nice(niceness)
     torch.set_num_threads(1)
     try:
@@ -188,12 +185,3 @@ def _act(
             _HEADER.pack(_FAILURE, 0, 0, 0, 0, 0) + traceback.format_exc().encode()
         )
         sys.exit(1)
-
-
-def _die_with(parent: int) -> None:
-    """On Linux the kernel ends this process when its parent ends, even by SIGKILL."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(0)

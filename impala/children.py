@@ -1,0 +1,45 @@
+"""Processes that this one starts: signals to the program end it, and with it them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the block ends; processes started in it never see them.
+
+    A terminal sends Ctrl-C, and `timeout` its signal, to all processes of the program at once. It
+    is for the first of them to stop the others, from the very beginning of their lives.
+    """
+    resource_tracker.ensure_running()  # of multiprocessing; its start would unblock them again
+    caught: list[int] = []
+    # The mask is what children inherit. It does not keep handlers from running, as any thread's
+    # signal is handled by the main one.
+    handlers = {n: signal.signal(n, lambda number, _: caught.append(number)) for n in SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in caught[:1]:
+            signal.raise_signal(number)
+
+
+def die_with(parent: int) -> None:
+    """On Linux the kernel ends this process when its parent ends, even by SIGKILL."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(0)

@@ -1,0 +1,86 @@
+"""Where runs go: directories that no two runs share, and the way back to them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shlex
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+
+def new_run_dir(resume: str | int | None, parent: str, seed: int) -> str:
+    """The directory to run in: the resumed one, or one made here, that no other run can have."""
+    if resume is not None:
+        return str(existing_run_dir(resume))
+    return _new_directory(Path(parent), f"_seed{seed}")
+
+
+def new_sweep_dir(parent: str) -> str:
+    """The directory of a sweep, made here; its jobs run in directories of it."""
+    return _new_directory(Path(parent), "")
+
+
+def existing_run_dir(resume: str | int) -> Path:
+    """The directory that `resume` names, links followed. FileNotFoundError if it is not a run's."""
+    path = Path(str(resume)).expanduser()
+    if not (path / "config.yaml").is_file():
+        what = "has no config.yaml" if path.is_dir() else "is a file"
+        raise FileNotFoundError(
+            f"resume={resume}: expected the directory of a run, but it"
+            f" {what if path.exists() else 'does not exist'}"
+        )
+    return path.resolve()
+
+
+def is_job_of_sweep() -> bool:
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def sweep_name() -> str | None:
+    """What the jobs of a sweep have in common; null for a single run, or where none runs yet."""
+    return Path(HydraConfig.get().sweep.dir).name if is_job_of_sweep() else None
+
+
+def link_latest(run_dir: Path) -> None:
+    """`latest`, beside the runs, leads to the one that began last; a sweep's jobs have none."""
+    if is_job_of_sweep():
+        return
+    temporary = run_dir.parent / f".latest.{run_dir.name}"
+    temporary.symlink_to(run_dir.name)
+    os.replace(temporary, run_dir.parent / "latest")
+
+
+def shown(path: Path) -> str:
+    """`path` from the working directory where it is below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def resume_command(run_dir: Path, *overrides: str) -> str:
+    """A line for the shell that goes on with the run."""
+    path = shown(run_dir)
+    if not re.fullmatch(r"[\w/.+-]+", path):  # what Hydra reads without quotes of its own
+        path = '"' + path.replace('"', '\\"') + '"'
+    return shlex.join(["python", "launch.py", *overrides, f"resume={path}"])
+
+
+def _new_directory(parent: Path, suffix: str) -> str:
+    while True:
+        now = datetime.datetime.now()
+        stamp = f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03d}"
+        path = parent / f"{stamp}{suffix}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another began in the same millisecond
+            continue
+        return str(path)
+
+
+for _resolver in (new_run_dir, new_sweep_dir, sweep_name):  # that conf/ calls by these names
+    OmegaConf.register_new_resolver(
+        _resolver.__name__, _resolver, use_cache=_resolver is not sweep_name, replace=True
+    )

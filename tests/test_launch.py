@@ -1,0 +1,439 @@
+"""`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
+
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+import command_line
+import launch
+import run_directory
+
+LAUNCH = Path(launch.__file__).resolve()
+TINY = (
+    "suite=catch", "transport=in_process", "loggers=[]", "num_actors=1", "envs_per_actor=4",
+    "algorithm.batch_size=4", "algorithm.micro_batch=4", "algorithm.unroll_length=5",
+    "learner.threads=1",
+)  # fmt: skip
+UPDATE = 20  # frames of one
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self):
+        """The only line on standard error."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("launch.py: error: ")
+        return line.removeprefix("launch.py: error: ")
+
+
+def run(*arguments):
+    """`python launch.py <arguments>`, but in this process."""
+    before = sys.argv, list(logging.root.handlers), logging.root.level
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    sys.argv = ["launch.py", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            command_line.run(launch.main)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        for handler in set(logging.root.handlers) - set(before[1]):
+            handler.close()
+        sys.argv, logging.root.handlers, level = before
+        logging.root.setLevel(level)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where it is run. Nothing goes online."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A run of two updates: what it printed, and its directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("original"))
+        ran = run(*TINY, f"total_frames={2 * UPDATE}")
+        assert (ran.code, ran.err) == (0, "")
+        return ran, Path("outputs").absolute()
+
+
+@pytest.fixture
+def finished(original, folder):
+    """The directory of a copy of that run."""
+    shutil.copytree(original[1], folder / "outputs", symlinks=True)
+    return next((folder / "outputs/catch/impala").glob("2*"))
+
+
+def points(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_run_writes_and_says_what_it_should(original):
+    ran, outputs = original
+    run_dir = next(outputs.glob("catch/impala/2*"))
+    assert {path.name for path in run_dir.iterdir()} == {
+        "config.yaml", "train.log", "metrics.jsonl", "episodes.jsonl", "summary.json",
+        "checkpoints",
+    }  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{3}_seed1", run_dir.name)
+    assert (run_dir.parent / "latest").resolve() == run_dir
+    assert "seed 1\n" in ran.out and re.search(r"actor 0: .*seeds \d+ \(policy\)", ran.out)
+    shown = run_dir.relative_to(outputs.parent)
+    assert ran.out.endswith(f"evaluate with: python launch.py mode=evaluate resume={shown}\n")
+    assert (run_dir / "train.log").read_text() == ran.out
+    text = (run_dir / "config.yaml").read_text()
+    config = OmegaConf.create(text)
+    assert "${" not in text and "???" not in text
+    assert (config.mode, config.resume, config.total_frames) == ("train", None, 2 * UPDATE)
+    assert config.choices.network == "mlp" and config.choices["network/core"] == "feed_forward"
+
+
+def test_whole_numbers_may_be_written_as_floats():
+    ran = run(*TINY, "total_frames=4e1", "suite.rows=9.0")
+    assert ran.code == 0
+    config = OmegaConf.load("outputs/catch/impala/latest/config.yaml")
+    assert [type(n) for n in (config.total_frames, config.suite.rows)] == [int, int]
+
+
+WHOLE = "expected a whole number, at least"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("suite.tasks=[pnog]", ["'pnog' is no game of atari57; did you mean pong?"]),
+        ("suite.tasks=pong", ["got 'pong' where a list"]),
+        ("suite.tasks=pong,breakout seed=1,2", [
+            "write suite.tasks=[pong,breakout] for a list", "seed=1,2: ", "add -m for a sweep",
+        ]),
+        ("suite=catch totl_frames=5 algorithm.optimizer.learning_rate=1 lr=1 rows=5 x=1 netwrk=a", [
+            "unknown key 'totl_frames': did you mean total_frames?",
+            "unknown key 'algorithm.optimizer.learning_rate': did you mean algorithm.optimizer.lr?",
+            "unknown key 'lr': did you mean algorithm.optimizer.lr?",
+            "unknown key 'rows': did you mean suite.rows?",
+            "unknown key 'x': see `--cfg job` for all keys",
+            "unknown key 'netwrk': did you mean network?",
+        ]),
+        ("suite=atari algorithm=x loggers=[consle] network/core=lsmt", [
+            "suite=atari: there is no such choice, did you mean atari57?",
+            "algorithm=x: there is no such choice, expected impala",
+            "loggers=consle: there is no such choice, did you mean console?",
+            "network/core=lsmt: there is no such choice, did you mean lstm?",
+        ]),
+        ("num_actors=two envs_per_actor=0 seed=-1 total_frames=null log_every_s=0 checkpoint.keep=0"
+         " checkpoint.every_s=-1 algorithm.micro_batch=0 algorithm.unroll_length=1.5"
+         " transport.slots_per_environment=1 algorithm.optimizer.lr=nan evaluation.games=true", [
+            f"num_actors=two: {WHOLE} 1", f"envs_per_actor=0: {WHOLE} 1", f"seed=-1: {WHOLE} 0",
+            f"total_frames=null: {WHOLE} 1", "log_every_s=0: expected a number above 0",
+            f"checkpoint.keep=0: {WHOLE} 1", "checkpoint.every_s=-1: expected a number above 0",
+            f"algorithm.micro_batch=0: {WHOLE} 1", f"algorithm.unroll_length=1.5: {WHOLE} 1",
+            f"transport.slots_per_environment=1: {WHOLE} 2", f"evaluation.games=true: {WHOLE} 1",
+            "algorithm.optimizer.lr=nan: expected a number above 0",
+        ]),
+        ("seed=a total_frames=-5 checkpoint=5 algorithm.agent.discount=x network.feed_back=5", [
+            f"seed=a: {WHOLE} 0", f"total_frames=-5: {WHOLE} 1",
+            "checkpoint=5: expected keys of its own",
+            "algorithm.agent.discount=x: expected a number, such as 0.99",
+            "network.feed_back=5: expected true or false, such as false",
+        ]),
+        ("algorithm.agent.reward_transform=x", ["no reward transform 'x'"]),
+        ("+algorithm.agent.x=1", ["unexpected keyword argument 'x'"]),
+        ("suite=catch learner.autocast=x", ["learner.autocast=x: expected true, false or auto"]),
+        ("suite=catch algorithm.batch_size=1000", ["takes 1000 unrolls", "32 environments"]),
+        ("num_actors=2 envs_per_actor=4", ["8 environments for 57 tasks", "envs_per_actor=29"]),
+        ("suite=catch network=shallow", ["choose another one, such as mlp"]),
+        ("mode=foo", ["mode=foo: expected train or evaluate"]),
+        ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
+        ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
+        ("resume=none", ["resume=none: expected the directory of a run, but it does not exist"]),
+        (f"resume={LAUNCH}", ["but it is a file"]),
+        (f"resume={LAUNCH.parent} mode=evaluate", ["but it has no config.yaml"]),
+        ("resume=a=b total_frames=", ["'resume=a=b' cannot be read", "needs two pairs of quotes"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, expected, folder):
+    ran = run(*arguments.split())
+    assert ran.code == 2
+    assert [part for part in expected if part not in ran.error] == []
+    assert ran.out == ""
+    assert list(folder.iterdir()) == []
+
+
+def test_cuda_has_to_be_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "no CUDA device" in run(*TINY, "device=cuda").error
+
+
+def test_help_tells_groups_choices_and_keys():
+    ran = run("--help")
+    assert ran.code == 0
+    for expected in ("suite: atari57, catch", "network/core: feed_forward, lstm", "total_frames "):
+        assert f"\n{expected}" in ran.out
+    examples = re.findall(r"^python launch.py (.*?)(?:   .*)?$", ran.out, re.MULTILINE)
+    assert len(examples) >= 5
+    for line in examples:
+        given = shlex.split(line.replace("-m ", "").replace("1,2,3", "1").replace("--cfg job", ""))
+        assert run(*given, "--cfg", "job").code == 0
+
+
+def test_a_folder_of_ones_own_may_hold_recipes(folder):
+    (folder / "mine" / "experiment").mkdir(parents=True)
+    (folder / "mine" / "experiment" / "short.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /suite: catch\nseed: 17\n"
+    )
+    ran = run("--config-dir", "mine", "experiment=short", "--cfg", "job")
+    config = OmegaConf.create(ran.out)
+    assert (config.seed, config.suite._target_) == (17, "suites.catch.Catch")
+
+
+# Directories
+
+
+def test_no_two_runs_share_a_directory(folder):
+    with ThreadPoolExecutor(16) as threads:
+        made = list(threads.map(lambda _: run_directory.new_run_dir(None, "runs", 1), range(200)))
+    assert len(set(made)) == 200 == len(list((folder / "runs").iterdir()))
+
+
+def test_a_directory_that_is_there_is_not_taken(monkeypatch):
+    times = iter(datetime(2030, 1, 2, 3, 4, 5, ms * 1000) for ms in (6, 6, 6, 7))
+    fake = SimpleNamespace(datetime=SimpleNamespace(now=lambda: next(times)))
+    monkeypatch.setattr(run_directory, "datetime", fake)
+    assert run_directory.new_run_dir(None, "a", 3) == "a/2030-01-02_03-04-05_006_seed3"
+    assert run_directory.new_run_dir(None, "a", 3) == "a/2030-01-02_03-04-05_007_seed3"
+
+
+def test_the_command_to_resume_is_what_the_shell_and_hydra_need(folder):
+    ran = run(*TINY, f"total_frames={UPDATE}", 'hydra.run.dir="a =(b), [c]"')
+    assert ran.code == 0
+    line = ran.out.splitlines()[-1].partition("evaluate with: ")[2]
+    python, script, mode, *resume = shlex.split(line)
+    assert (python, script, mode) == ("python", "launch.py", "mode=evaluate")
+    ran = run(*resume, f"total_frames={2 * UPDATE}")
+    assert ran.code == 0
+    assert points(folder / "a =(b), [c]")[-1]["frames"] == 2 * UPDATE
+
+
+# Resuming
+
+
+def test_a_run_resumes_with_what_may_change(finished):
+    run_dir = finished
+    ran = run(
+        f"resume={run_dir.parent}/latest/", "suite=catch", "seed=1", "network=mlp",
+        f"total_frames={4 * UPDATE}", "algorithm.micro_batch=2", "loggers=[console]",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert f"finished at {4 * UPDATE} of {4 * UPDATE} frames" in ran.out
+    frames = [point["frames"] for point in points(run_dir)]
+    assert frames == sorted(set(frames)) and frames[-1] == 4 * UPDATE
+    config = OmegaConf.load(run_dir / "config.yaml")
+    assert (config.resume, config.total_frames) == (None, 4 * UPDATE)
+    assert config.algorithm.micro_batch == config.algorithm.experience.micro_batch == 2
+    assert list(config.loggers) == ["console"]
+    assert (config.envs_per_actor, config.algorithm.unroll_length) == (4, 5)
+
+
+def test_what_would_be_another_run_is_refused_by_name(finished):
+    run_dir = finished
+    before = contents(run_dir)
+    ran = run(
+        f"resume={run_dir}", "seed=2", "suite=atari57", "network=deep", "network/core=lstm",
+        "algorithm.batch_size=8", "total_frames=1000", "experiment=pong",
+    )  # fmt: skip
+    assert ran.code == 2
+    refused, _, may = ran.error.partition(" would make another run ")
+    assert refused == (
+        "seed=2, suite=atari57, network=deep, network/core=lstm, algorithm.batch_size=8,"
+        " experiment=pong"
+    )
+    assert "A resumed run may be given: " in may and "total_frames" in may
+    assert contents(run_dir) == before
+
+
+def test_a_finished_run_says_so(finished):
+    run_dir = finished
+    before = contents(run_dir)
+    ran = run(f"resume={run_dir}")
+    assert ran.code == 0
+    assert "the run is finished, with 40 of total_frames=40 frames" in ran.out
+    assert "Give a greater total_frames" in ran.out
+    del before[run_dir / "train.log"]
+    assert before.items() <= contents(run_dir).items()
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "mode: train\nseed: 1\n", "\x00\x01", "- 1\n"])
+def test_a_damaged_config_is_refused(finished, text):
+    run_dir = finished
+    (run_dir / "config.yaml").write_text(text)
+    before = contents(run_dir)
+    ran = run(f"resume={run_dir}")
+    assert ran.code == 2
+    assert re.search(r"outputs/catch/impala/\S+/config.yaml is damaged", ran.error)
+    assert contents(run_dir) == before
+
+
+def test_a_run_without_a_checkpoint_never_starts_from_scratch(finished):
+    run_dir = finished
+    for path in (run_dir / "checkpoints").iterdir():
+        path.unlink()
+    ran = run(f"resume={run_dir}", "total_frames=100")
+    assert ran.code == 2
+    assert "has no checkpoint" in ran.error
+
+
+def test_evaluation_prints_writes_and_touches_nothing_else(finished):
+    run_dir = finished
+    before = contents(run_dir)
+    ran = run(
+        "mode=evaluate", f"resume={run_dir}", "evaluation.games=3", "evaluation.num_workers=1",
+        "evaluation.greedy=true",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert f"catch after {2 * UPDATE} frames" in ran.out and "human-normalised" in ran.out
+    report = json.loads((run_dir / "evaluation" / f"{2 * UPDATE}.json").read_text())
+    assert (report["greedy"], len(report["games"]["catch"]["returns"])) == (True, 3)
+    after = contents(run_dir)
+    assert before.items() <= after.items()
+    assert {path.name for path in after.keys() - before.keys()} == {"40.json", "evaluate.log"}
+
+
+# Failing
+
+
+def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch):
+    monkeypatch.setattr(
+        "impala.learner.Learner.metrics", lambda _: (_ for _ in ()).throw(KeyError("broken"))
+    )
+    ran = run(*TINY, f"total_frames={2 * UPDATE}")
+    assert ran.code == 1
+    log = Path("outputs/catch/impala/latest/train.log").read_text()
+    assert "Traceback" in log and "KeyError: 'broken'" in log
+    assert "it can go on from its last checkpoint: python launch.py resume=outputs/catch" in log
+    assert json.loads(Path("outputs/catch/impala/latest/summary.json").read_text())["status"] == (
+        "failed"
+    )
+
+
+def test_each_job_of_a_sweep_is_a_run_of_its_own(folder):
+    wandb = ("loggers=[weights_and_biases]", "loggers.weights_and_biases.mode=disabled")
+    ran = run("-m", *TINY, f"total_frames={UPDATE}", "seed=1,2", *wandb)
+    assert ran.code == 0, ran.err
+    (sweep,) = (folder / "multirun").iterdir()
+    configs = [OmegaConf.load(sweep / job / "config.yaml") for job in "01"]
+    assert [config.seed for config in configs] == [1, 2]
+    assert {config.loggers.weights_and_biases.group for config in configs} == {sweep.name}
+    summaries = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
+    assert [(s["status"], s["frames"], s["seed"]) for s in summaries] == [
+        ("finished", UPDATE, 1), ("finished", UPDATE, 2),
+    ]  # fmt: skip
+    assert not (folder / "outputs").exists()
+    # The second job is what it would have been without the first.
+    assert run(*TINY, f"total_frames={UPDATE}", "seed=2").code == 0
+    alone = Path("outputs/catch/impala/latest")
+    assert (alone / "episodes.jsonl").read_bytes() == (sweep / "1/episodes.jsonl").read_bytes()
+    assert points(alone)[0]["loss/total"] == points(sweep / "1")[0]["loss/total"]
+    config = OmegaConf.load(alone / "config.yaml")
+    assert "weights_and_biases" not in config.loggers
+
+
+@pytest.mark.parametrize(
+    ("sweep", "code", "expected"),
+    [
+        ("suite.rows=1,9", 2, "rows=1, columns=5: expected at least 2 of each"),
+        ("seed=1,2", 1, "failed, see its log"),
+    ],
+)
+def test_a_failing_job_shows_and_the_next_one_runs(sweep, code, expected, monkeypatch, folder):
+    if code == 1:
+        build = launch.build_training
+
+        def first_fails(cfg, run_dir):
+            built = build(cfg, run_dir)
+            return built if cfg.seed != 1 else lambda: 1 / 0
+
+        monkeypatch.setattr(launch, "build_training", first_fails)
+    ran = run("-m", *TINY, f"total_frames={UPDATE}", sweep)
+    assert ran.code == code
+    assert expected in ran.err.splitlines()[-1]
+    assert re.search(r"\[ERROR\]", next(folder.glob("multirun/*/0/train.log")).read_text())
+    (summary,) = folder.glob("multirun/*/1/summary.json")
+    assert json.loads(summary.read_text())["status"] == "finished"
+
+
+# Signals, to all processes at once, as a terminal and `timeout` send them
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
+    one_actor = ("num_actors=1", "learner.threads=1")
+    process = subprocess.Popen(
+        [sys.executable, LAUNCH, "suite=catch", "loggers=[console]", "log_every_s=0.1", *one_actor],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr.readline() == "launch.py: loading\n"
+    lines = []
+    while not any("loss" in line for line in lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.stderr.read()
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    os.killpg(process.pid, number)
+    out, error = process.communicate()
+    assert (process.returncode, error) == (128 + number, "")
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    command = out.splitlines()[-1].partition("go on with: ")[2]
+    assert re.fullmatch(r"python launch.py resume=outputs/catch/impala/\S+", command)
+
+    run_dir = folder / command.partition("resume=")[2]
+    stopped = json.loads((run_dir / "summary.json").read_text())
+    assert stopped["status"] == "interrupted"
+    ran = run(
+        *shlex.split(command)[2:], f"total_frames={stopped['frames'] + 1}", "transport=in_process"
+    )
+    assert (ran.code, ran.err) == (0, "")
+    assert points(run_dir)[-1]["frames"] > stopped["frames"]
+
+
+def test_a_signal_before_anything_runs_is_no_traceback():
+    process = subprocess.Popen(
+        [sys.executable, LAUNCH, "suite=catch"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr.readline() == "launch.py: loading\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert (process.returncode, error) == (130, "")
