@@ -134,7 +134,10 @@ class Experiment:
             self._transport.release(batch.released)
         with measures.time("learner_computing"):
             skipped = self._learner.update(
-                batch, self._frames / self._schedule.total_frames, lambda: bool(self._signal)
+                batch,
+                self._frames / self._schedule.total_frames,
+                interrupted=lambda: bool(self._signal),
+                backlog=self._experience.ready(),
             )
         if skipped is None:
             return  # a signal came: the weights are as they were

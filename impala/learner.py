@@ -70,12 +70,18 @@ class Learner:
         self._columns = 0
 
     def update(
-        self, batch: Batch, progress: float, interrupted: Callable[[], bool] = lambda: False
+        self,
+        batch: Batch,
+        progress: float,
+        interrupted: Callable[[], bool] = lambda: False,
+        backlog: bool = True,
     ) -> list[int] | None:
         """One optimizer step, unless something is not finite.
 
         progress: share of the run's frames done, for the schedule.
         interrupted: asked between micro-batches; if true the update is given up.
+        backlog: whether another batch is waiting. If not, the actors are what limits the run, and
+            one thread leaves them more: several slow each other down a little.
         Returns the indices of tasks whose loss or gradient was not finite (the update was skipped,
         the weights are as before); an empty list if the update was made; None if given up.
         """
@@ -83,7 +89,7 @@ class Learner:
             gradient.zero_()
         sums: dict[str, Tensor] = {}
         total = torch.zeros((), device=self._device)
-        for gradients, loss in self._gradients(batch.parts, interrupted):
+        for gradients, loss in self._gradients(batch.parts, interrupted, backlog):
             if loss is None:
                 return None
             for total_gradient, gradient in zip(self._sum, gradients, strict=True):
@@ -140,14 +146,14 @@ class Learner:
         self.skipped = state["skipped"]
 
     def _gradients(
-        self, parts: Sequence[Trajectory], interrupted: Callable[[], bool]
+        self, parts: Sequence[Trajectory], interrupted: Callable[[], bool], backlog: bool
     ) -> Iterator[tuple[Sequence[Tensor], Loss | None]]:
         """The gradients and the loss of each part, in order; no loss once interrupted."""
 
         def work(part: Trajectory) -> tuple[Sequence[Tensor], Loss | None]:
             return ((), None) if interrupted() else self._gradient(part)
 
-        return (self._workers.map if self._workers else map)(work, parts)
+        return (self._workers.map if self._workers and backlog else map)(work, parts)
 
     def _gradient(self, part: Trajectory) -> tuple[Sequence[Tensor], Loss]:
         part = map_structure(lambda leaf: leaf.to(self._device, non_blocking=True), part)

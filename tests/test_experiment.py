@@ -117,7 +117,7 @@ def test_one_process_repeats_itself_bit_for_bit(tmp_path):
     weights = []
     for name in ("a", "b"):
         agent = catch_agent()
-        experiment(tmp_path / name, Catch(), agent, total_frames=4000).run()
+        experiment(tmp_path / name, Catch(), agent, total_frames=1500).run()
         weights.append(agent.state_dict())
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     timed = ("time", "rate", "memory")
