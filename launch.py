@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import platform
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +115,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         ),
         run_dir=run_dir,
         seed=cfg.seed,
+        about={"commit": commit(), "machine": machine()},
         resume=state,
     )
     save_config(cfg, run_dir)
@@ -197,6 +200,26 @@ def build_loggers(
         resume_frames=resume_frames,
     )
     return [instantiate(logger)(run) for logger in cfg.loggers.values()]
+
+
+def commit() -> str | None:
+    """Of this code, with a plus sign if it was changed since; None outside a git checkout."""
+    git = ["git", "-C", str(CONF.parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        if head.returncode:
+            return None
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True)
+    except FileNotFoundError:  # no git on this machine
+        return None
+    return head.stdout.strip() + ("+" if changed.returncode else "")
+
+
+def machine() -> str:
+    return (
+        f"{available_cores()} cores, {platform.machine()}, {platform.system()}, Python"
+        f" {platform.python_version()}, torch {torch.__version__}"
+    )
 
 
 def available_cores() -> int:

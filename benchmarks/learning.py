@@ -3,7 +3,7 @@
     python -m benchmarks.learning pong outputs/atari57/impala/<run> ... --thresholds pong=18
 
 Reads what runs leave in their directories (`metrics.jsonl`, `episodes.jsonl`, `config.yaml`,
-`summary.json`, `.hydra/`) and writes docs/results/NAME.md, NAME.png and NAME.csv. Several runs must
+`summary.json`) and writes docs/results/NAME.md, NAME.png and NAME.csv. Several runs must
 be of the same tasks, such as several seeds of one recipe.
 """
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,11 @@ class Result:
 
 
 class Experiment:
-    """See the module. `resume` is a state from `Checkpoints.load`, or None for a new run."""
+    """See the module.
+
+    about: what else `summary.json` says of the run: the code it is of, the machine.
+    resume: a state from `Checkpoints.load`, or None for a new run.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Experiment:
         schedule: Schedule,
         run_dir: Path,
         seed: int,
+        about: Mapping[str, Any],
         resume: dict[str, Any] | None = None,
     ) -> None:
         self._suite = suite
@@ -77,6 +82,7 @@ class Experiment:
         self._schedule = schedule
         self._run_dir = run_dir
         self._seed = seed
+        self._about = dict(about)
         self._frames = 0
         self._updates = 0
         self._time_s = 0.0
@@ -219,6 +225,7 @@ class Experiment:
             "metrics": self._scoreboard.metrics(),
             "updates_skipped": self._learner.skipped,
             "provenance": self._suite.provenance,
+            **self._about,
         }
         path = self._run_dir / "summary.json"
         temporary = path.with_suffix(".json.tmp")

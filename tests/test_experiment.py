@@ -74,6 +74,7 @@ def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=No
         schedule=Schedule(total_frames, 1e9, 4 * UNROLL * suite.spec.frames_per_step * 5, 1e9),
         run_dir=run_dir,
         seed=1,
+        about={"commit": "abc"},
         resume=state,
     )
 
@@ -141,6 +142,7 @@ def test_a_signal_saves_and_a_resumed_run_goes_on_without_gap(tmp_path, number):
     assert recorder.exit_code == 128 + number
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "interrupted"
+    assert summary["commit"] == "abc"
     stopped = Checkpoints(tmp_path / "checkpoints").load()
     assert stopped["frames"] == summary["frames"] < 2000
     games = len(lines(tmp_path / "episodes.jsonl"))
