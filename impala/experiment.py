@@ -100,6 +100,7 @@ class Experiment:
             for file in (*reversed(self._loggers), self._episodes_file):
                 closing.callback(lambda file=file: file.finish(exit_code))
             closing.callback(lambda: self._write_summary(status))
+            closing.callback(self._learner.close)
             closing.callback(self._transport.close)
             try:
                 seed = self._seed + self._frames  # a resumed run does not replay its first games

@@ -107,6 +107,11 @@ class Learner:
         self._record(sums, float(norm), len(batch.task))
         return []
 
+    def close(self) -> None:
+        """Ends its threads."""
+        if self._workers:
+            self._workers.shutdown()
+
     def metrics(self) -> dict[str, float]:
         """Means since the last call: losses of a batch, other values of a column."""
         if not self._updates:

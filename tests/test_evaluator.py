@@ -57,6 +57,15 @@ class UnevenSuite(CountingSuite):
         return environment
 
 
+class SignalledSuite(CountingSuite):
+    """Its workers are sent what ends a program, as a terminal does to all processes of one."""
+
+    def make(self, task, num_envs, seeds, split="train"):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().make(task, num_envs, seeds, split)
+
+
 class DyingSuite(CountingSuite):
     def make(self, task, num_envs, seeds, split="train"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -141,8 +150,8 @@ def test_the_report(tmp_path, capsys):
     assert any(line[1:2] == ["median"] and "10.5" in line for line in lines)
 
 
-def test_workers_play_every_task_and_end():
-    suite = CountingSuite(["three", "five"])
+def test_workers_play_every_task_whatever_signals_come_and_end():
+    suite = SignalledSuite(["three", "five"])
     played = dict(evaluation(suite, CountingAgent(), num_workers=1, kind=Evaluation).results())
     assert played == {0: [(6.0, 12)] * 4, 1: [(15.0, 20)] * 4}
     assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]

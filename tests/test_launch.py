@@ -400,9 +400,9 @@ def test_a_failing_job_shows_and_the_next_one_runs(sweep, code, expected, monkey
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
-    one_actor = ("num_actors=1", "learner.threads=1")
+    small = ("num_actors=1", "learner.threads=1", "algorithm/optimizer=rmsprop")
     process = subprocess.Popen(
-        [sys.executable, LAUNCH, "suite=catch", "loggers=[console]", "log_every_s=0.1", *one_actor],
+        [sys.executable, LAUNCH, "suite=catch", "loggers=[console]", "log_every_s=0.1", *small],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr.readline() == "launch.py: loading\n"
