@@ -98,7 +98,9 @@ def time_line(latest: Latest) -> str:
 
 
 def closing_line(latest: Latest, exit_code: int) -> str:
-    how = {0: "finished", 130: "stopped", 143: "stopped"}.get(exit_code, f"failed (exit code {exit_code})")
+    how = {0: "finished", 130: "stopped", 143: "stopped"}.get(
+        exit_code, f"failed (exit code {exit_code})"
+    )
     spent = duration(latest.get("time_s"))
     return (
         f"{how} at {latest.frames:,} of {latest.total_frames:,} frames after {spent}, "
