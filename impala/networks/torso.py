@@ -152,7 +152,7 @@ class _ResidualBlock(nn.Module):
 def initialise(torso: Torso) -> None:
     """Orthogonal weights of gain sqrt(2), zero biases: features keep their scale through ReLUs.
 
-    PyTorch's default shrinks the shallow network's about tenfold, and learning then starts late.
+    PyTorch's default makes them smaller at every layer of the shallow network.
     Residual branches begin near zero: each would add as much as it is given, and the features of
     the deep network grow with every block.
     """
