@@ -175,9 +175,9 @@ class Actor:
         reward: NDArray[np.float32],
     ) -> NDArray[np.float32]:
         """Values of the true last observations where a time limit cut the episode."""
-        final = np.stack([np.asarray(final_frame[i]) for i in cut]) if len(cut) else None
-        if final is None:
+        if not len(cut):
             return np.zeros(0, np.float32)
+        final = np.stack([np.asarray(final_frame[i]) for i in cut])
         columns = torch.from_numpy(start + cut)
         step = empty_step(tuple(final.shape[1:]), len(cut))._replace(
             frame=torch.from_numpy(final),

@@ -76,7 +76,6 @@ class Experiment:
         self._experience = experience
         self._checkpoints = checkpoints
         self._episodes_file = episodes_file
-        self._metrics_file = metrics_file
         self._loggers = [metrics_file, *loggers]
         self._scoreboard = scoreboard
         self._schedule = schedule

@@ -48,8 +48,8 @@ class Learner:
     ) -> None:
         self.agent = agent.to(device).train()
         self._parameters = [p for p in agent.parameters() if p.requires_grad]
-        self._sum = [torch.zeros_like(parameter) for parameter in self._parameters]
-        for parameter, gradient in zip(self._parameters, self._sum, strict=True):
+        self._gradient_sum = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._gradient_sum, strict=True):
             parameter.grad = gradient
         self.optimizer = optimizer(self._parameters)
         self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
@@ -85,14 +85,14 @@ class Learner:
         Returns the indices of tasks whose loss or gradient was not finite (the update was skipped,
         the weights are as before); an empty list if the update was made; None if given up.
         """
-        for gradient in self._sum:
+        for gradient in self._gradient_sum:
             gradient.zero_()
         sums: dict[str, Tensor] = {}
         total = torch.zeros((), device=self._device)
         for gradients, loss in self._gradients(batch.parts, interrupted, backlog):
             if loss is None:
                 return None
-            for total_gradient, gradient in zip(self._sum, gradients, strict=True):
+            for total_gradient, gradient in zip(self._gradient_sum, gradients, strict=True):
                 total_gradient.add_(gradient)
             total += loss.columns.detach().sum()
             for name, value in loss.metrics.items():

@@ -126,13 +126,7 @@ def allocate(layout: Trajectory, columns: int, empty: Allocate | None = None) ->
 
 def gather(storage: Trajectory, slots: Tensor, out: Trajectory) -> None:
     """Copies the columns `slots` (int64 [B]) of `storage` into `out`, which has B columns."""
-    for part in ("steps", "outputs"):
-        for source, target in zip(
-            leaves(getattr(storage, part)), leaves(getattr(out, part)), strict=True
-        ):
-            torch.index_select(source, 1, slots, out=target)
-    for part in ("core_state", "task", "version"):
-        for source, target in zip(
-            leaves(getattr(storage, part)), leaves(getattr(out, part)), strict=True
-        ):
-            torch.index_select(source, 0, slots, out=target)
+    for part, sources, targets in zip(storage._fields, storage, out, strict=True):
+        columns = 1 if part in ("steps", "outputs") else 0  # these have rows before them
+        for source, target in zip(leaves(sources), leaves(targets), strict=True):
+            torch.index_select(source, columns, slots, out=target)

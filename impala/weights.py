@@ -45,14 +45,14 @@ class Weights:
             for value in agent.state_dict().values():
                 end = offset + value.numel() * value.element_size()
                 views.append(memory[offset:end].view(value.dtype).view(value.shape))
-                offset = start + _aligned(end - start)
+                offset = start + aligned(end - start)
             self._buffers.append(views)
 
     @staticmethod
     def size(agent: Agent) -> int:
         """Bytes needed for the weights and buffers of `agent`."""
         return 64 + 2 * sum(
-            _aligned(value.numel() * value.element_size()) for value in agent.state_dict().values()
+            aligned(value.numel() * value.element_size()) for value in agent.state_dict().values()
         )
 
     def publish(self, agent: Agent, version: int) -> None:
@@ -87,5 +87,6 @@ class Weights:
             time.sleep(0)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next multiple of 64 bytes, a cache line, where shared arrays begin."""
     return -(-size // 64) * 64

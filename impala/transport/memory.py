@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from impala.trajectory import Trajectory, allocate
+from impala.weights import aligned
 
 
 class SharedMemory:
@@ -82,7 +83,7 @@ def carve(layout: Trajectory, columns: int, memory: Tensor) -> Trajectory:
     def place(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nonlocal used
         start, end = used, used + _bytes(shape, dtype)
-        used = _aligned(end)
+        used = aligned(end)
         return memory[start:end].view(dtype).view(shape)
 
     return allocate(layout, columns, place)
@@ -94,7 +95,7 @@ def carved_size(layout: Trajectory, columns: int) -> int:
 
     def count(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nonlocal used
-        used += _aligned(_bytes(shape, dtype))
+        used += aligned(_bytes(shape, dtype))
         return torch.empty(0)
 
     allocate(layout, columns, count)
@@ -103,7 +104,3 @@ def carved_size(layout: Trajectory, columns: int) -> int:
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 64) * 64
