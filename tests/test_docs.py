@@ -12,6 +12,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+import run_directory  # noqa: F401  (what conf/ calls by name)
+
 ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = {"suite=cartpole", "algorithm=reinforce"}  # of files that the texts ask to make
