@@ -50,6 +50,12 @@ NULLABLE = (  # where null leaves the choice to the program
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
 )  # fmt: skip
+CHOICES: dict[str, tuple[str | bool, ...]] = {
+    "mode": ("train", "evaluate"),
+    "device": ("auto", "cpu", "cuda"),
+    "learner.autocast": (True, False, "auto"),
+    "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
+}
 
 
 class UsageError(ValueError):
@@ -78,6 +84,7 @@ def run(main: Callable[[], Any]) -> None:
 @contextmanager
 def refusing(output_dir: str) -> Iterator[None]:
     """While a run is built: wrong input ends it with one line, and leaves no directory behind."""
+    logging.getLogger("hydra.utils").disabled = True  # it logs what it also raises
     try:
         yield
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
@@ -119,8 +126,6 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
         if not group.startswith("hydra/")
     }
     OmegaConf.update(cfg, "choices", choices, force_add=True)
-    if cfg.mode not in ("train", "evaluate"):
-        raise UsageError(f"mode={cfg.mode}: expected train or evaluate")
     if cfg.resume is None:
         if cfg.mode == "evaluate":
             raise UsageError("mode=evaluate needs resume=<run directory>, whose agent is to play")
@@ -128,7 +133,7 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     else:
         run_dir = existing_run_dir(cfg.resume)
         cfg = _resumed(cfg, run_dir, overrides)
-    if wrong := wrong + list(_wrong_sizes(cfg)):
+    if wrong := [*wrong, *_wrong_choices(cfg), *_wrong_sizes(cfg)]:
         raise UsageError("; ".join(wrong))
     return cfg, run_dir
 
@@ -207,6 +212,14 @@ _NAMES = {
     bool: "true or false", int: "a whole number", float: "a number",
     ListConfig: "a list", DictConfig: "keys of its own",
 }  # fmt: skip
+
+
+def _wrong_choices(cfg: DictConfig) -> Iterator[str]:
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(cfg, key, default=choices[0])  # a logger may not be there
+        if (type(value), value) not in [(type(choice), choice) for choice in choices]:
+            *others, last = map(_text, choices)
+            yield f"{key}={_text(value)}: expected {', '.join(others)} or {last}"
 
 
 def _wrong_sizes(cfg: DictConfig) -> Iterator[str]:

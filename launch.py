@@ -121,7 +121,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     save_config(cfg, run_dir)
     if cfg.resume is None:
         link_latest(run_dir)
-    announce(cfg, suite, tasks, device, run_dir, frames or 0)
+    announce(cfg, suite, tasks, device, run_dir, frames or 0, experiment.actors_seed)
     return lambda: train(experiment, run_dir)
 
 
@@ -154,6 +154,7 @@ def announce(
     device: torch.device,
     run_dir: Path,
     frames: int,
+    actors_seed: int,
 ) -> None:
     log.info("command line: %s", shlex.join(HydraConfig.get().overrides.task) or "(all defaults)")
     log.info("run directory: %s", shown(run_dir))
@@ -162,7 +163,7 @@ def announce(
         suite.name, len(suite.tasks), f"{frames:,}", f"{cfg.total_frames:,}", device, cfg.seed,
     )  # fmt: skip
     for actor, its_tasks in enumerate(tasks):
-        seeds = actor_seeds(cfg.seed + frames, actor, len(its_tasks))
+        seeds = actor_seeds(actors_seed, actor, len(its_tasks))
         log.info(
             "actor %d: environments %d, tasks %d, seeds %d (policy) and %d..%d",
             actor, len(its_tasks), len(set(its_tasks)), seeds[0], min(seeds[1:]), max(seeds[1:]),
@@ -264,8 +265,6 @@ def save_config(cfg: DictConfig, run_dir: Path) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device={name}: expected auto, cpu or cuda")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UsageError("device=cuda: this machine has no CUDA device that PyTorch can use")
@@ -278,9 +277,7 @@ def pick_autocast(choice: bool | str, device: torch.device) -> bool:
         if device.type == "cuda":
             return torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.cpu._is_amx_tile_supported()
-    if not isinstance(choice, bool):
-        raise UsageError(f"learner.autocast={choice}: expected true, false or auto")
-    return choice
+    return bool(choice)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ class Experiment:
         self._started = self._logged = self._saved = time.monotonic()
         self._logged_frames = self._saved_frames = self._frames
 
+    @property
+    def actors_seed(self) -> int:
+        """What `run` starts the actors with: a resumed run does not replay its first games."""
+        return self._seed + self._frames
+
     def run(self) -> Result:
         """Trains until `total_frames`, or until a signal or an error. Everything is closed."""
         status, exit_code = "failed", 1
@@ -102,8 +107,7 @@ class Experiment:
             closing.callback(self._learner.close)
             closing.callback(self._transport.close)
             try:
-                seed = self._seed + self._frames  # a resumed run does not replay its first games
-                self._transport.start(self._learner.agent, self._updates, seed)
+                self._transport.start(self._learner.agent, self._updates, self.actors_seed)
                 while self._frames < self._schedule.total_frames and not self._signal:
                     self._iterate()
                 self._log()

@@ -75,6 +75,8 @@ class Atari57:
             raise ValueError(f"noop_max={noop_max}: expected 0 or more")
         if max_frames < FRAMES_PER_STEP or max_frames % FRAMES_PER_STEP:
             raise ValueError(f"max_frames={max_frames}: expected a multiple of {FRAMES_PER_STEP}")
+        if full_action_space not in (None, True, False):
+            raise ValueError(f"full_action_space={full_action_space}: expected true, false or null")
         select_names([random_column], RANDOM_COLUMNS, kind="random_column of atari57")
         rows = read_scores()
         names = tuple(rows)

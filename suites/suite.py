@@ -196,7 +196,7 @@ def select_names(wanted: Sequence[str], known: Sequence[str], *, kind: str) -> t
 
     kind: what the names are of, for the message, such as "game of atari57".
     """
-    if isinstance(wanted, str) or not wanted:
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
         raise ValueError(
             f"got {wanted!r} where a list with at least one {kind} is expected, "
             f"such as [{known[0]}]"
