@@ -31,6 +31,18 @@ def plain_shallow(torso: Shallow, frames: torch.Tensor) -> torch.Tensor:
     return F.relu(torso.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1)))
 
 
+def plain_normalised(torso: Shallow, frames: torch.Tensor) -> torch.Tensor:
+    def normalised(x: torch.Tensor) -> torch.Tensor:
+        dims = tuple(range(x.ndim))[-2:] if x.ndim == 4 else (-1,)
+        centred = x - x.mean(dims, keepdim=True)
+        return centred / (centred.square().mean(dims, keepdim=True) + 1e-5).sqrt()
+
+    x = F.conv2d(frames / 255, torso.conv1.weight, torso.conv1.bias, stride=4)
+    x = F.conv2d(F.relu(normalised(x)), torso.conv2.weight, torso.conv2.bias, stride=2)
+    x = torso.linear(F.relu(normalised(x)).permute(0, 2, 3, 1).reshape(len(x), -1))
+    return F.relu(normalised(x))
+
+
 def same_max_pool(x: torch.Tensor) -> torch.Tensor:
     """TensorFlow's definition: (ceil(size / 2) - 1) * 2 + 3 - size, the odd one at the end."""
     pads: list[int] = []
@@ -66,6 +78,40 @@ def test_torso_is_the_plain_network(make, plain, frame_shape):
         gradients(torso, features), gradients(torso, expected), strict=True
     ):
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("frame_shape", [*IMAGE_SHAPES[:3], (2, 28, 28)])
+def test_normalised_torso_is_the_plain_network(frame_shape):
+    torso = Shallow(frame_shape, normalise=True)
+    frames = random_frames(3, frame_shape)
+    features, expected = torso(frames), plain_normalised(torso, frames)
+    torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-4)
+    # The biases of the convolutions are taken off again: their gradients are rounding.
+    pairs = zip(gradients(torso, features), gradients(torso, expected), strict=True)
+    for gradient, wanted in pairs:
+        torch.testing.assert_close(gradient, wanted, rtol=1e-2, atol=1e-2)
+
+
+def units_that_tell_frames_apart(normalise: bool) -> int:
+    """After it learned a value of -2 for frames that differ in where a ball is."""
+    torso = Shallow((4, 84, 84), normalise=normalise)
+    baseline = nn.Linear(256, 1)
+    frames = torch.full((64, 4, 84, 84), 87, dtype=torch.uint8)
+    for frame, row, column in zip(frames, *torch.randint(0, 80, (2, 64)), strict=True):
+        frame[:, row : row + 4, column : column + 2] = 236
+    optimizer = torch.optim.Adam([*torso.parameters(), *baseline.parameters()], 6e-4, eps=1e-5)
+    for _ in range(60):
+        loss = (baseline(torso(frames)) + 2.0).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    on = (torso(frames) > 0).float().mean(0)
+    return int(((on > 0) & (on < 1)).sum())
+
+
+def test_normalised_units_do_not_die_of_the_background():
+    assert units_that_tell_frames_apart(normalise=False) < 50
+    assert units_that_tell_frames_apart(normalise=True) > 150
 
 
 @pytest.mark.parametrize("make", [Shallow, Deep, MLP])
@@ -134,6 +180,8 @@ def test_a_frame_that_is_no_image_is_refused(make, frame_shape):
 def test_an_image_too_small_for_the_kernels_is_refused():
     with pytest.raises(ValueError, match="at least 20x20"):
         Shallow((4, 19, 84))
+    with pytest.raises(ValueError, match="at least 28x28"):
+        Shallow((4, 27, 84), normalise=True)
 
 
 def cell_loop(

@@ -48,12 +48,22 @@ class Shallow(Torso):
     Espeholt et al. 2018, figure 3 left, with the sizes of Mnih et al. 2016. For Atari the paper
     says "the same as Mnih et al. 2016, which features three convolutional layers", but that
     network has two, and so has this. The paper's 1.2 million parameters need VALID padding.
+
+    normalise: before each ReLU, give every channel of an image zero mean and unit variance
+        (instance normalisation, Ulyanov et al. 2016), and likewise the hidden layer of a frame
+        (layer normalisation, Ba et al. 2016); no parameters are added. In a game most pixels
+        never change. They are then most of what a unit sees, its weights move together at each
+        step of Adam, and most units soon are always off or always on; what moves is lost.
     """
 
-    def __init__(self, frame_shape: tuple[int, ...], *, hidden_size: int = 256) -> None:
+    def __init__(
+        self, frame_shape: tuple[int, ...], *, hidden_size: int = 256, normalise: bool = False
+    ) -> None:
         super().__init__()
-        channels, height, width = _image_shape(frame_shape, smallest=20)
+        # A channel is normalised over its image, which has to have two points.
+        channels, height, width = _image_shape(frame_shape, smallest=28 if normalise else 20)
         self.out_features = hidden_size
+        self.normalise = normalise
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=4, stride=2)
         rows, columns = (((size - 8) // 4 - 3) // 2 + 1 for size in (height, width))
@@ -61,9 +71,16 @@ class Shallow(Torso):
         initialise(self)
 
     def forward(self, frames: UInt8[Tensor, "N C H W"]) -> Float[Tensor, "N F"]:
-        x = F.relu(self._first_convolution(frames), inplace=True)
-        x = F.relu(self.conv2(x), inplace=True)
-        return F.relu(self.linear(_flatten_channels_last(x)), inplace=True).float()
+        x = F.relu(self._normalised(self._first_convolution(frames)), inplace=True)
+        x = F.relu(self._normalised(self.conv2(x)), inplace=True)
+        x = self.linear(_flatten_channels_last(x))
+        if self.normalise:  # Unlike the paper:
+            x = F.layer_norm(x, x.shape[-1:])
+        return F.relu(x, inplace=True).float()
+
+    def _normalised(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+        # group_norm would keep x channels-last, and takes ten times as long on a CPU.
+        return F.instance_norm(x) if self.normalise else x
 
     def _first_convolution(self, frames: UInt8[Tensor, "N C H W"]) -> Float[Tensor, "N 16 h w"]:
         """conv1 of frames / 255, as 2x2 with stride 1 over blocks of 4x4 pixels.
