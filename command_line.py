@@ -34,6 +34,7 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "learner", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
+    "algorithm.max_lag", "algorithm.stale",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers
@@ -42,10 +43,11 @@ LEAST = {  # of whole numbers
     "evaluation.games": 1, "evaluation.num_workers": 1,
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
-    "algorithm.passes": 1,
+    "algorithm.passes": 1, "algorithm.max_lag": 1,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
+    "algorithm.max_lag",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
@@ -53,6 +55,7 @@ POSITIVE = (
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
+    "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
     "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
 }

@@ -34,7 +34,7 @@ from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints
 from impala.evaluator import Evaluation, evaluate
-from impala.experiment import Experiment, Schedule
+from impala.experiment import Experiment, Schedule, Staleness
 from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
@@ -115,6 +115,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         ),
         run_dir=run_dir,
         seed=cfg.seed,
+        staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
         about={"commit": commit(), "machine": machine()},
         resume=state,
     )

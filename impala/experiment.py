@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from impala.checkpoint import Checkpoints
 from impala.experience.experience import Batch, Experience
@@ -39,6 +41,24 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Staleness:
+    """What becomes of unrolls in which weights acted that are more than `max_lag` updates old.
+
+    max_lag: None lets every unroll count in full; V-trace corrects for its age.
+    drop: leave such an unroll out, uncounted. Else its loss is multiplied by max_lag / lag.
+    """
+
+    max_lag: int | None = None
+    drop: bool = True
+
+    def weights(self, lag: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """Of each column, or None if all are 1."""
+        if self.max_lag is None or self.drop or lag.max() <= self.max_lag:
+            return None
+        return (self.max_lag / np.maximum(lag, self.max_lag)).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Result:
     status: str  # finished, interrupted or failed
     exit_code: int  # 0; 130 after SIGINT, 143 after SIGTERM; 1
@@ -48,6 +68,7 @@ class Result:
 class Experiment:
     """See the module.
 
+    staleness: None is no limit.
     about: what else `summary.json` says of the run: the code it is of, the machine.
     resume: a state from `Checkpoints.load`, or None for a new run.
     """
@@ -68,6 +89,7 @@ class Experiment:
         run_dir: Path,
         seed: int,
         about: Mapping[str, Any],
+        staleness: Staleness | None = None,
         resume: dict[str, Any] | None = None,
     ) -> None:
         self._suite = suite
@@ -81,6 +103,7 @@ class Experiment:
         self._schedule = schedule
         self._run_dir = run_dir
         self._seed = seed
+        self._staleness = staleness or Staleness()
         self._about = dict(about)
         self._frames = 0
         self._updates = 0
@@ -107,6 +130,7 @@ class Experiment:
             closing.callback(self._learner.close)
             closing.callback(self._transport.close)
             try:
+                self._measures.published(self._updates)
                 self._transport.start(self._learner.agent, self._updates, self.actors_seed)
                 while self._frames < self._schedule.total_frames and not self._signal:
                     self._iterate()
@@ -128,6 +152,7 @@ class Experiment:
     def _iterate(self) -> None:
         """Learns from a batch if there is one, else waits a little for one."""
         measures = self._measures
+        self._drop_stale()
         if not self._experience.ready():
             with measures.time("learner_waiting"):
                 deliveries = self._transport.receive(0.25)
@@ -142,12 +167,16 @@ class Experiment:
         with measures.time("learner_loading"):
             batch = self._experience.sample()
             self._transport.release(batch.released)
+        weights = self._staleness.weights(self._updates - batch.version)
+        if weights is not None:
+            measures.down_weighted(batch.task[weights < 1.0])
         with measures.time("learner_computing"):
             skipped = self._learner.update(
                 batch,
                 self._frames / self._schedule.total_frames,
                 interrupted=lambda: bool(self._signal),
                 backlog=self._experience.ready(),
+                weights=weights,
             )
         if skipped is None:
             return  # a signal came: the weights are as they were
@@ -161,6 +190,16 @@ class Experiment:
         self._updates += 1
         with measures.time("learner_publishing"):
             self._transport.publish(self._learner.agent, self._updates)
+            measures.published(self._updates)
+
+    def _drop_stale(self) -> None:
+        max_lag = self._staleness.max_lag
+        if max_lag is None or not self._staleness.drop:
+            return
+        slots = self._experience.discard(self._updates - max_lag)
+        if len(slots):
+            self._measures.dropped(self._transport.storage.task[torch.from_numpy(slots)].numpy())
+            self._transport.release(slots)
 
     def _accept(self, deliveries: list[Delivery]) -> None:
         frames_per_step = self._suite.spec.frames_per_step

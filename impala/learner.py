@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from impala.agents.agent import Agent, Loss
 from impala.experience.experience import Batch
 from impala.trajectory import Trajectory, map_structure
+
+_Weighted = tuple[Trajectory, Tensor | None]  # a micro-batch, and the weights of its columns
 
 
 class NonFiniteError(RuntimeError):
@@ -75,6 +79,7 @@ class Learner:
         progress: float,
         interrupted: Callable[[], bool] = lambda: False,
         backlog: bool = True,
+        weights: NDArray[np.float32] | None = None,
     ) -> list[int] | None:
         """One optimizer step, unless something is not finite.
 
@@ -82,6 +87,7 @@ class Learner:
         interrupted: asked between micro-batches; if true the update is given up.
         backlog: whether another batch is waiting. If not, the actors are what limits the run, and
             one thread leaves them more: several slow each other down a little.
+        weights: of the loss of each column, if not all 1. Logged losses are without them.
         Returns the indices of tasks whose loss or gradient was not finite (the update was skipped,
         the weights are as before); an empty list if the update was made; None if given up.
         """
@@ -89,7 +95,8 @@ class Learner:
             gradient.zero_()
         sums: dict[str, Tensor] = {}
         total = torch.zeros((), device=self._device)
-        for gradients, loss in self._gradients(batch.parts, interrupted, backlog):
+        parts = list(_weighted(batch.parts, weights))
+        for gradients, loss in self._gradients(parts, interrupted, backlog):
             if loss is None:
                 return None
             for total_gradient, gradient in zip(self._gradient_sum, gradients, strict=True):
@@ -151,21 +158,24 @@ class Learner:
         self.skipped = state["skipped"]
 
     def _gradients(
-        self, parts: Sequence[Trajectory], interrupted: Callable[[], bool], backlog: bool
+        self, parts: Sequence[_Weighted], interrupted: Callable[[], bool], backlog: bool
     ) -> Iterator[tuple[Sequence[Tensor], Loss | None]]:
         """The gradients and the loss of each part, in order; no loss once interrupted."""
 
-        def work(part: Trajectory) -> tuple[Sequence[Tensor], Loss | None]:
-            return ((), None) if interrupted() else self._gradient(part)
+        def work(part: _Weighted) -> tuple[Sequence[Tensor], Loss | None]:
+            return ((), None) if interrupted() else self._gradient(*part)
 
         return (self._workers.map if self._workers and backlog else map)(work, parts)
 
-    def _gradient(self, part: Trajectory) -> tuple[Sequence[Tensor], Loss]:
+    def _gradient(
+        self, part: Trajectory, weights: Tensor | None = None
+    ) -> tuple[Sequence[Tensor], Loss]:
         part = map_structure(lambda leaf: leaf.to(self._device, non_blocking=True), part)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             loss = self._loss(part)
+        columns = loss.columns if weights is None else loss.columns * weights.to(self._device)
         gradients = torch.autograd.grad(
-            loss.columns.sum(), self._parameters, allow_unused=True, materialize_grads=True
+            columns.sum(), self._parameters, allow_unused=True, materialize_grads=True
         )
         return gradients, loss
 
@@ -197,6 +207,16 @@ class Learner:
             if not finite:
                 tasks.append(int(part.task[column]))
         return tasks
+
+
+def _weighted(
+    parts: Sequence[Trajectory], weights: NDArray[np.float32] | None
+) -> Iterator[_Weighted]:
+    start = 0
+    for part in parts:
+        end = start + len(part.task)
+        yield part, None if weights is None else torch.from_numpy(weights[start:end])
+        start = end
 
 
 def _column(part: Trajectory, column: int) -> Trajectory:

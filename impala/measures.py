@@ -9,25 +9,36 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from impala.experience.experience import Batch
 from impala.transport.transport import Delivery
 
 
+_KEPT_VERSIONS = 2**16  # whose age in seconds is known; an older one counts as the oldest kept
+
+
 class Measures:
-    """Lag and share of each task, rates, where time goes, memory and open files."""
+    """Lag and share of each task, rates, where time goes, memory and open files.
+
+    Lag is measured where an unroll is learned from: in updates made since the version that acted in
+    it, and in seconds since that version was published.
+    """
 
     def __init__(self, task_names: Sequence[str]) -> None:
         self._names = task_names
         self._process = psutil.Process()
+        self._published_s = np.full(_KEPT_VERSIONS, time.monotonic())
         self._clear()
 
     def _clear(self) -> None:
         size = len(self._names)
         self._since = time.perf_counter()
-        self._columns = np.zeros(size, np.int64)
-        self._lag_sum = np.zeros(size, np.int64)
-        self._lag_max = 0
+        self._task: list[NDArray[np.int64]] = []  # of each column, and its lag
+        self._lag: list[NDArray[np.int64]] = []
+        self._lag_s: list[NDArray[np.float64]] = []
+        self._dropped = np.zeros(size, np.int64)
+        self._down_weighted = np.zeros(size, np.int64)
         self._updates = 0
         self._learner_s: dict[str, float] = defaultdict(float)
         self._actor_s = np.zeros(3)
@@ -40,13 +51,27 @@ class Measures:
         finally:
             self._learner_s[part] += time.perf_counter() - start
 
+    def published(self, version: int) -> None:
+        """Actors can take these weights from now on."""
+        self._published_s[version % _KEPT_VERSIONS] = time.monotonic()
+
     def batch(self, batch: Batch, version: int) -> None:
         """A batch was learned from; `version` is that of the weights it changed."""
+        now = time.monotonic()
         lag = version - batch.version
-        np.add.at(self._columns, batch.task, 1)
-        np.add.at(self._lag_sum, batch.task, lag)
-        self._lag_max = max(self._lag_max, int(lag.max()))
+        kept = np.maximum(batch.version, version - _KEPT_VERSIONS + 1)
+        self._task.append(batch.task)
+        self._lag.append(lag)
+        self._lag_s.append(now - self._published_s[kept % _KEPT_VERSIONS])
         self._updates += 1
+
+    def dropped(self, tasks: NDArray[np.int64]) -> None:
+        """Unrolls of these tasks were left out as too old."""
+        np.add.at(self._dropped, tasks, 1)
+
+    def down_weighted(self, tasks: NDArray[np.int64]) -> None:
+        """Columns of these tasks were given less weight for their age."""
+        np.add.at(self._down_weighted, tasks, 1)
 
     def delivery(self, delivery: Delivery) -> None:
         self._actor_s += (delivery.environments_s, delivery.inference_s, delivery.waiting_s)
@@ -58,13 +83,7 @@ class Measures:
             "rate/frames_per_s": frames / seconds,
             "rate/updates_per_s": self._updates / seconds,
         }
-        total = max(1, int(self._columns.sum()))
-        for name, columns, lag in zip(self._names, self._columns, self._lag_sum, strict=True):
-            result[f"share/{name}"] = float(columns / total)
-            if columns:
-                result[f"lag/{name}"] = float(lag / columns)
-        if self._updates:
-            result["lag/max"] = float(self._lag_max)
+        result |= self._lags()
         for part, spent in self._learner_s.items():
             result[f"time/{part}"] = spent / seconds
         actor_s = float(self._actor_s.sum())
@@ -77,6 +96,29 @@ class Measures:
         result["memory/rss_mb"] = sum(_rss(process) for process in processes) / 2**20
         result["memory/open_files"] = float(self._process.num_fds())
         self._clear()
+        return result
+
+    def _lags(self) -> dict[str, float]:
+        """Share of each task, and mean, 95th percentile and maximum of its lag."""
+        result = {}
+        task = np.concatenate([*self._task, np.zeros(0, np.int64)])
+        lag = np.concatenate([*self._lag, np.zeros(0, np.int64)])
+        lag_s = np.concatenate([*self._lag_s, np.zeros(0)])
+        for index, name in enumerate(self._names):
+            columns = task == index
+            result[f"share/{name}"] = float(columns.mean()) if len(task) else 0.0
+            if columns.any():
+                for group, values in (("lag", lag[columns]), ("lag_s", lag_s[columns])):
+                    result[f"{group}/{name}"] = float(values.mean())
+                    result[f"{group}_p95/{name}"] = float(np.percentile(values, 95))
+                    result[f"{group}_max/{name}"] = float(values.max())
+            for group, counts in (
+                ("dropped", self._dropped), ("down_weighted", self._down_weighted)
+            ):  # fmt: skip
+                if counts[index]:
+                    result[f"{group}/{name}"] = float(counts[index])
+        if len(lag):
+            result["lag/max"], result["lag_s/max"] = float(lag.max()), float(lag_s.max())
         return result
 
 

@@ -216,6 +216,17 @@ def test_rho_bar_reaches_vtrace_and_the_share_of_clipped_rows():
     assert clipped[0] > clipped[1] > clipped[2] == 0
 
 
+def test_without_correction_every_unroll_is_taken_for_on_policy():
+    agent, plain = make_agent(), make_agent(correct_lag=False)
+    plain.load_state_dict(agent.state_dict())
+    trajectory = random_trajectory(agent)
+    outputs = trajectory.outputs
+    assert not torch.allclose(agent.loss(trajectory).columns, plain.loss(trajectory).columns)
+    logits, _, _ = agent._unroll(trajectory.steps, trajectory.core_state)
+    on_policy = trajectory._replace(outputs=outputs._replace(policy_logits=logits[:-1].detach()))
+    torch.testing.assert_close(agent.loss(on_policy).columns, plain.loss(trajectory).columns)
+
+
 def test_rows_that_belong_to_the_unroll():
     """Row t of the loss reads the reward that arrived at row t + 1: the last, not the first."""
     agent = make_agent()

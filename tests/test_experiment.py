@@ -5,16 +5,19 @@ import signal
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from impala.actor_pool import ActorPool
 from impala.agents.actor_critic import ActorCritic
 from impala.checkpoint import Checkpoints
+from impala.experience.experience import Batch
 from impala.experience.fifo import Fifo
-from impala.experiment import Experiment, Schedule
+from impala.experiment import Experiment, Schedule, Staleness
 from impala.learner import Learner, NonFiniteError, linear_decay
 from impala.loggers.json_lines import EpisodeLog, JsonLines
+from impala.measures import Measures
 from impala.networks.core import LSTM
 from impala.networks.torso import MLP
 from impala.transport.in_process import InProcess
@@ -44,7 +47,7 @@ class Recorder:
         self.exit_code = exit_code
 
 
-def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=None, tasks=None):
+def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=None, tasks=None, staleness=None):
     run_dir.mkdir(exist_ok=True)
     tasks = tasks or [[0, 0], [0, 0, 0]]
     pool = ActorPool(suite, agent, tasks, UNROLL, False)
@@ -75,6 +78,7 @@ def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=No
         run_dir=run_dir,
         seed=1,
         about={"commit": "abc"},
+        staleness=staleness,
         resume=state,
     )
 
@@ -121,7 +125,7 @@ def test_one_process_repeats_itself_bit_for_bit(tmp_path):
         experiment(tmp_path / name, Catch(), agent, total_frames=1500).run()
         weights.append(agent.state_dict())
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    timed = ("time", "rate", "memory")
+    timed = ("time", "rate", "memory", "lag_s")
     points = [
         [{k: v for k, v in m.items() if not k.startswith(timed)} for m in lines(path)]
         for path in (tmp_path / "a" / "metrics.jsonl", tmp_path / "b" / "metrics.jsonl")
@@ -130,6 +134,61 @@ def test_one_process_repeats_itself_bit_for_bit(tmp_path):
     assert (tmp_path / "a/episodes.jsonl").read_bytes() == (
         tmp_path / "b/episodes.jsonl"
     ).read_bytes()
+
+
+def test_stale_unrolls_are_dropped_counted_and_their_slots_freed(tmp_path):
+    """Twelve unrolls arrive at once and updates take four, so that the last wait for updates."""
+    agent = CountingAgent()
+    lags = {}
+    for name, staleness in (("all", Staleness()), ("limited", Staleness(max_lag=1))):
+        run = experiment(
+            tmp_path / name, CountingSuite(["three", "five"]), agent, total_frames=4800,
+            tasks=[[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], staleness=staleness,
+        )  # fmt: skip
+        assert run.run().status == "finished"
+        points = lines(tmp_path / name / "metrics.jsonl")
+        lags[name] = max(point["lag/max"] for point in points)
+        dropped = sum(v for m in points for k, v in m.items() if k.startswith("dropped/"))
+        assert (dropped > 0) == (name == "limited")
+    assert lags["all"] > 1 == lags["limited"]
+
+
+def test_stale_unrolls_weigh_less_by_their_age():
+    staleness = Staleness(max_lag=10, drop=False)
+    assert staleness.weights(np.array([0, 10])) is None
+    assert staleness.weights(np.array([0, 10, 20, 40])).tolist() == [1.0, 1.0, 0.5, 0.25]
+    assert Staleness().weights(np.array([1000])) is None
+
+
+def batch_of(task, version):
+    return Batch([], np.array(task), np.array(version), np.array([], np.int64))
+
+
+def test_lag_of_each_task_is_measured_in_updates_and_in_seconds(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("impala.measures.time.monotonic", lambda: now[0])
+    measures = Measures(["slow", "fast", "idle"])
+    for version in range(5):
+        measures.published(version)
+        now[0] += 10.0
+    measures.batch(batch_of([0, 1, 1], [0, 4, 4]), version=4)
+    now[0] += 1.0
+    measures.published(5)
+    measures.batch(batch_of([0, 1, 1], [1, 5, 4]), version=5)
+    measures.dropped(np.array([0, 0]))
+    measures.down_weighted(np.array([1]))
+    taken = measures.take(1)
+    assert [taken[f"lag{kind}/slow"] for kind in ("", "_max")] == [4.0, 4.0]
+    assert [taken[f"lag{kind}/fast"] for kind in ("", "_max")] == [0.25, 1.0]
+    assert taken["lag_p95/fast"] == pytest.approx(0.85)
+    assert [taken[f"lag_s{kind}/slow"] for kind in ("", "_max")] == [45.5, 50.0]
+    assert [taken[f"lag_s{kind}/fast"] for kind in ("", "_max")] == [7.75, 11.0]
+    assert (taken["lag/max"], taken["lag_s/max"]) == (4.0, 50.0)
+    assert (taken["dropped/slow"], taken["down_weighted/fast"]) == (2.0, 1.0)
+    assert taken["share/idle"] == 0.0
+    assert not {"lag/idle", "dropped/fast", "dropped/idle"} & taken.keys()
+    again = measures.take(1)
+    assert not [key for key in again if key.startswith(("lag", "dropped", "down"))]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

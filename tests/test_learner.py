@@ -76,6 +76,32 @@ def test_fifo_keeps_order_and_copies_columns():
     assert fifo.waiting == 1 and not fifo.ready()
 
 
+def test_fifo_discards_what_older_weights_played():
+    storage = random_storage(actor_critic())  # slot i has version i
+    fifo = Fifo(storage, batch_size=2, micro_batch=2)
+    fifo.insert(np.array([3, 7, 1, 5]))
+    assert fifo.discard(5).tolist() == [3, 1]
+    assert fifo.waiting == 2
+    assert fifo.discard(5).tolist() == []
+    assert fifo.sample().released.tolist() == [7, 5]
+
+
+def test_weights_multiply_the_loss_of_their_columns():
+    agents = [actor_critic(), actor_critic()]
+    storage = random_storage(agents[0])
+    order, weights = np.arange(6), np.array([2.0, 1.0, 0.0, 0.0, 0.0, 0.0], np.float32)
+    for agent, columns, weight in (
+        (agents[0], [0, 0, 1, 2], None), (agents[1], order, weights)
+    ):  # fmt: skip
+        fifo = Fifo(storage, batch_size=len(columns), micro_batch=4)
+        fifo.insert(np.array(columns))
+        if weight is None:  # column 2 has none
+            weight = np.array([1.0, 1.0, 1.0, 0.0], np.float32)
+        assert learner_of(agent).update(fifo.sample(), 0.0, weights=weight) == []
+    for one, other in zip(agents[0].parameters(), agents[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("core", [FeedForward, LSTM])
 def test_micro_batches_make_the_same_update(core):
     agents = [actor_critic(core), actor_critic(core)]

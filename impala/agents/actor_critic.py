@@ -38,6 +38,8 @@ class ActorCritic(Agent):
     baseline_cost, entropy_cost: weights beside the policy loss. Losses are summed over time.
     reward_transform: a name of `impala.returns.rewards`.
     rho_bar, c_bar, pg_rho_bar, lambda_: see `impala.returns.vtrace`.
+    correct_lag:      importance weights pi / mu in V-trace; without them every unroll is taken for
+                      one of the current policy, as in A3C.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ActorCritic(Agent):
         c_bar: float | None = 1.0,
         pg_rho_bar: float | None = 1.0,
         lambda_: float = 1.0,
+        correct_lag: bool = True,
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
@@ -68,6 +71,7 @@ class ActorCritic(Agent):
         self.c_bar = c_bar
         self.pg_rho_bar = pg_rho_bar
         self.lambda_ = lambda_
+        self.correct_lag = correct_lag
 
         self.torso = torso(tuple(frame_shape))
         in_features = self.torso.out_features + (1 + num_actions if feed_back else 0)
@@ -107,8 +111,9 @@ class ActorCritic(Agent):
 
         with torch.no_grad():
             log_behaviour = _at(F.log_softmax(outputs.policy_logits, dim=-1), outputs.action)
+            log_rhos = log_prob - log_behaviour
             targets = vtrace(
-                log_rhos=log_prob - log_behaviour,
+                log_rhos=log_rhos if self.correct_lag else torch.zeros_like(log_rhos),
                 rewards=self.reward_transform(steps.reward[1:]),
                 discounts=self.discount * (~steps.terminated[1:]).float(),
                 values=baseline,

@@ -31,6 +31,10 @@ class Experience(Protocol):
         """New unrolls, in slots of the transport's storage."""
         ...
 
+    def discard(self, oldest_version: int) -> NDArray[np.int64]:
+        """Drops new unrolls in which an older version acted; returns their slots, to be freed."""
+        ...
+
     def ready(self) -> bool:
         """Whether there is enough for a batch."""
         ...

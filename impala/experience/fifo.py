@@ -53,6 +53,13 @@ class Fifo:
     def insert(self, slots: NDArray[np.int64]) -> None:
         self._waiting.extend(slots.tolist())
 
+    def discard(self, oldest_version: int) -> NDArray[np.int64]:
+        waiting = np.array(self._waiting, np.int64)
+        old = self._storage.version.numpy()[waiting] < oldest_version
+        if old.any():
+            self._waiting = deque(waiting[~old].tolist())
+        return waiting[old]
+
     def ready(self) -> bool:
         return len(self._waiting) >= self._fresh
 
