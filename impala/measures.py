@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from impala.experience.experience import Batch
 from impala.transport.transport import Delivery
 
-
 _KEPT_VERSIONS = 2**16  # whose age in seconds is known; an older one counts as the oldest kept
 
 

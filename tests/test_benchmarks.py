@@ -12,7 +12,7 @@ import psutil
 import pytest
 from hydra.utils import instantiate
 
-from benchmarks import parts, report, throughput, training_run
+from benchmarks import lag, parts, report, throughput, training_run
 from benchmarks.parts import Costs, compose, ideal
 from benchmarks.peers import sample_factory_peer
 from benchmarks.throughput import OURS, OURS_FLOAT32, Case, Measured
@@ -262,3 +262,16 @@ def test_a_table_refuses_a_short_row() -> None:
     assert report.table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
     with pytest.raises(ValueError, match="the 2 cells"):
         report.table(["a", "b"], [["x"]])
+
+
+# Forced lag
+
+
+@pytest.mark.parametrize("updates", [0, 3])
+def test_forced_lag_is_exact(updates: int) -> None:
+    """From the update on that has as many before it; the first ones cannot be as late."""
+    run = lag.train(updates, corrected=False, seed=1, frames=20_000)
+    assert run.points[-1]["updates"] > 20
+    assert {point["lag_max/catch"] for point in run.points[10:]} == {float(updates)}
+    assert run.mean_lag == updates
+    assert run.points[-1]["vtrace/rho_clipped"] == 0.0

@@ -47,7 +47,9 @@ class Recorder:
         self.exit_code = exit_code
 
 
-def experiment(run_dir, suite, agent, *, total_frames, resume=False, recorder=None, tasks=None, staleness=None):
+def experiment(
+    run_dir, suite, agent, *, total_frames, resume=False, recorder=None, tasks=None, staleness=None
+):
     run_dir.mkdir(exist_ok=True)
     tasks = tasks or [[0, 0], [0, 0, 0]]
     pool = ActorPool(suite, agent, tasks, UNROLL, False)

@@ -177,7 +177,7 @@ WHOLE = "expected a whole number, at least"
         ("num_actors=2 envs_per_actor=4", ["8 environments for 57 tasks", "envs_per_actor=29"]),
         ("suite=catch network=shallow", ["choose another one, such as mlp"]),
         ("mode=foo", ["mode=foo: expected train or evaluate"]),
-        ("loggers.weights_and_biases.mode=foo", ["mode=foo: expected auto, online, offline or dis"]),
+        ("loggers.weights_and_biases.mode=foo", ["expected auto, online, offline or disabled"]),
         ("learner.autocast=1", ["learner.autocast=1: expected true, false or auto"]),
         ("suite.tasks=5", ["got 5 where a list with at least one game of atari57 is expected"]),
         ("suite.full_action_space=abc", ["full_action_space=abc: expected true, false or null"]),
