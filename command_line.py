@@ -32,7 +32,7 @@ CONF = Path(__file__).resolve().parent / "conf"
 CHANGEABLE = (  # what a resumed run may be given anew; anything else would make it another run
     "mode", "resume", "total_frames", "num_actors", "envs_per_actor", "min_environments",
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
-    "evaluation", "learner", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
+    "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
     "algorithm.max_lag", "algorithm.stale",
 )  # fmt: skip
@@ -43,18 +43,20 @@ LEAST = {  # of whole numbers
     "evaluation.games": 1, "evaluation.num_workers": 1,
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
-    "algorithm.passes": 1, "algorithm.max_lag": 1,
+    "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
-    "algorithm.max_lag",
+    "algorithm.max_lag", "restarts.step_timeout_s",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
+    "restarts.backoff_s", "restarts.step_timeout_s",
 )  # fmt: skip
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
+    "restarts.then": ("stop", "continue"),
     "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
     "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
@@ -237,6 +239,8 @@ def _wrong_sizes(cfg: DictConfig) -> Iterator[str]:
             yield f"{key}={_text(value)}: expected a whole number, at least {least}"
     for key in POSITIVE:
         value = OmegaConf.select(cfg, key, default=1.0)
+        if value is None and key in NULLABLE:
+            continue
         if not isinstance(value, (int, float)) or not value > 0 or math.isnan(value):
             yield f"{key}={_text(value)}: expected a number above 0"
 

@@ -38,6 +38,7 @@ from impala.experiment import Experiment, Schedule, Staleness
 from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
+from impala.transport.restarts import Restarts
 from run_directory import link_latest, resume_command, shown
 from suites.score import Scoreboard
 from suites.suite import Suite
@@ -96,7 +97,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         max_skipped=cfg.learner.max_skipped,
     )
     torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
-    transport = instantiate(cfg.transport)(builder=pool)
+    transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it

@@ -45,6 +45,7 @@ class Actor:
     tasks: the task index of each environment of `environments` (of all their sub-environments).
     storage: slots; those given by `acquire` belong to this actor until it yields them.
     life_loss_ends_episode: a lost life ends the episode *for learning*; games and scores go on.
+    watch: told the task of an environment that is about to be called, and -1 afterwards.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Actor:
         storage: Trajectory,
         unroll_length: int,
         life_loss_ends_episode: bool,
+        watch: Callable[[int], None],
     ) -> None:
         self._environments = list(environments)
         edges = np.cumsum([0] + [environment.num_envs for environment in environments])
@@ -68,6 +70,8 @@ class Actor:
         self._storage = storage
         self._unroll_length = unroll_length
         self._life_loss_ends_episode = life_loss_ends_episode
+        self._watch = watch
+        self._tasks = list(tasks)
         self._rows: Any = map_structure(lambda leaf: leaf.numpy(), storage.steps)
         self._return = np.zeros(self._size)
         self._steps = np.zeros(self._size, np.int32)
@@ -105,14 +109,19 @@ class Actor:
 
     def _reset(self) -> Step:
         frames = []
-        for environment, block in zip(self._environments, self._blocks, strict=True):
+        for environment, block, task in self._each():
+            self._watch(task)
             frame, info = environment.reset()
             frames.append(torch.from_numpy(np.ascontiguousarray(frame)))
             if "lives" in info:
                 self._lives[block] = info["lives"]
+        self._watch(-1)
         step = empty_step(tuple(frames[0].shape[1:]), self._size)
         # The row before an unroll's first reads as the end of an episode: the core state is zero.
         return step._replace(frame=torch.cat(frames), terminated=~step.terminated)
+
+    def _each(self) -> Iterator[tuple[TaskVectorEnv, slice, int]]:
+        return zip(self._environments, self._blocks, self._tasks, strict=True)
 
     def _begin(self, slots: slice) -> None:
         version = self._inference.refresh()
@@ -133,7 +142,8 @@ class Actor:
         rows = self._rows
         actions = action.numpy()
         rows.last_action[t, slots] = actions
-        for environment, block in zip(self._environments, self._blocks, strict=True):
+        for environment, block, task in self._each():
+            self._watch(task)
             environment.send(actions[block])
         frame = rows.frame[t, slots]
         reward = rows.reward[t, slots]
@@ -141,7 +151,8 @@ class Actor:
         truncated = rows.truncated[t, slots]
         rows.truncation_value[t, slots] = 0.0
         lives = self._lives.copy()
-        for environment, block in zip(self._environments, self._blocks, strict=True):
+        for environment, block, task in self._each():
+            self._watch(task)
             frame[block], reward[block], terminated[block], truncated[block], info = (
                 environment.recv()
             )
@@ -151,6 +162,7 @@ class Actor:
                 cut = np.flatnonzero(truncated[block] & ~terminated[block])
                 value = self._value(info["final_obs"], cut, block.start, actions, reward)
                 rows.truncation_value[t, slots][block.start + cut] = value
+        self._watch(-1)
         truncated &= ~terminated
         self._count(reward, terminated | truncated)
         if self._life_loss_ends_episode:

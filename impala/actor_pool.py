@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
@@ -66,36 +66,47 @@ class ActorPool:
     life_loss_ends_episode: bool
 
     @property
-    def actor_sizes(self) -> list[int]:
-        return [len(tasks) for tasks in self.tasks]
-
-    @property
-    def actor_tasks(self) -> list[str]:
-        """The tasks of each actor, for people."""
-        return [
-            ", ".join(self.suite.tasks[task].name for task in dict.fromkeys(tasks))
-            for tasks in self.tasks
-        ]
+    def task_names(self) -> list[str]:
+        return [task.name for task in self.suite.tasks]
 
     @property
     def layout(self) -> Trajectory:
         spec = self.suite.spec
         return trajectory_layout(self.agent, spec.frame_shape, spec.num_actions, self.unroll_length)
 
-    def build(self, actor: int, storage: Trajectory, weights: WeightsSource, seed: int) -> Actor:
-        seeds = actor_seeds(seed, actor, len(self.tasks[actor]))
-        runs = [(task, len(list(run))) for task, run in groupby(self.tasks[actor])]
+    def build(
+        self,
+        actor: int,
+        storage: Trajectory,
+        weights: WeightsSource,
+        seed: int,
+        *,
+        watch: Callable[[int], None] = lambda task: None,
+        without: Collection[int] = (),
+        life: int = 0,
+    ) -> Actor:
+        """The actor of that number.
+
+        watch: see `Actor`; it is told of building, too.
+        without: tasks that it is to leave out.
+        life: 1 and up for those that take the place of one that failed, with seeds of their own.
+        """
+        tasks = [task for task in self.tasks[actor] if task not in without]
+        seeds = actor_seeds(seed, actor, len(tasks), life)
+        runs = [(task, len(list(run))) for task, run in groupby(tasks)]
         environments = []
         used = 1
         for task, size in runs:
+            watch(task)
             environments.append(
                 self.suite.make(self.suite.tasks[task], size, seeds[used : used + size])
             )
             used += size
+        watch(-1)
         inference = LocalInference(
             self.agent,
             weights,
-            num_environments=len(self.tasks[actor]),
+            num_environments=len(tasks),
             num_actions=self.suite.spec.num_actions,
             seed=seeds[0],
         )
@@ -106,13 +117,15 @@ class ActorPool:
             storage=storage,
             unroll_length=self.unroll_length,
             life_loss_ends_episode=self.life_loss_ends_episode,
+            watch=watch,
         )
 
 
-def actor_seeds(seed: int, actor: int, num_environments: int) -> list[int]:
+def actor_seeds(seed: int, actor: int, num_environments: int, life: int = 0) -> list[int]:
     """Seeds below 2**31 of an actor's policy noise (first) and of each of its environments.
 
-    Derived from the run's seed and the actor's number; all differ, within and between actors.
+    Derived from the run's seed, the actor's number and how often it was started again; all differ,
+    within and between actors.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(actor,))
+    sequence = np.random.SeedSequence(seed, spawn_key=(actor, life) if life else (actor,))
     return [int(s) for s in sequence.generate_state(1 + num_environments, np.uint64) >> 33]

@@ -22,7 +22,7 @@ from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
 from impala.loggers.logger import Logger
-from impala.measures import Measures
+from impala.measures import FaultCounts, Measures
 from impala.transport.transport import Delivery, Transport
 from suites.score import Scoreboard
 from suites.suite import Suite
@@ -105,6 +105,7 @@ class Experiment:
         self._seed = seed
         self._staleness = staleness or Staleness()
         self._about = dict(about)
+        self._faults = FaultCounts([task.name for task in suite.tasks])
         self._frames = 0
         self._updates = 0
         self._time_s = 0.0
@@ -202,6 +203,8 @@ class Experiment:
             self._transport.release(slots)
 
     def _accept(self, deliveries: list[Delivery]) -> None:
+        for fault in self._transport.faults():
+            self._faults.add(fault)
         frames_per_step = self._suite.spec.frames_per_step
         episodes = []
         for delivery in deliveries:
@@ -242,6 +245,7 @@ class Experiment:
             **self._scoreboard.metrics(),
             **self._learner.metrics(),
             **self._measures.take(self._frames - self._logged_frames),
+            **self._faults.metrics(),
             "queue/fill": self._experience.waiting / self._transport.total_slots,
         }
         self._logged, self._logged_frames = now, self._frames
@@ -267,6 +271,7 @@ class Experiment:
             "games": {t.name: self._scoreboard.games(i) for i, t in enumerate(self._suite.tasks)},
             "metrics": self._scoreboard.metrics(),
             "updates_skipped": self._learner.skipped,
+            **self._faults.summary(),
             "provenance": self._suite.provenance,
             **self._about,
         }
@@ -288,6 +293,7 @@ class Experiment:
                 "time_s": self._elapsed_s(),
                 "learner": self._learner.state_dict(),
                 "scoreboard": self._scoreboard.state_dict(),
+                "faults": self._faults.summary(),
                 "random": {"torch": torch.get_rng_state()},
             }
         )
@@ -301,6 +307,7 @@ class Experiment:
         self._time_s = state["time_s"]
         self._learner.load_state_dict(state["learner"])
         self._scoreboard.load_state_dict(state["scoreboard"])
+        self._faults.load(state["faults"])
         torch.set_rng_state(state["random"]["torch"])
 
     @contextmanager

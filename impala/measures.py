@@ -1,17 +1,19 @@
-"""What a run measures about itself between two points of its metrics."""
+"""What a run measures about itself, and what went wrong in it."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from impala.experience.experience import Batch
+from impala.transport.restarts import NO_TASK, Fault
 from impala.transport.transport import Delivery
 
 _KEPT_VERSIONS = 2**16  # whose age in seconds is known; an older one counts as the oldest kept
@@ -126,3 +128,40 @@ def _rss(process: psutil.Process) -> int:
         return process.memory_info().rss
     except psutil.NoSuchProcess:  # it ended between being listed and being asked
         return 0
+
+
+class FaultCounts:
+    """Failures, interrupted games and tasks that were given up, over the whole run."""
+
+    def __init__(self, task_names: Sequence[str]) -> None:
+        self._names = task_names
+        self._counts: dict[str, Counter[str]] = {"restarts": Counter(), "aborted": Counter()}
+        self._lost: set[str] = set()
+
+    def add(self, fault: Fault) -> None:
+        if fault.restarted:
+            self._counts["restarts"][self._name(fault.task)] += 1
+        self._counts["aborted"].update(self._name(task) for task in fault.aborted)
+        if fault.lost != NO_TASK:
+            self._lost.add(self._name(fault.lost))
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            f"{group}/{name}": float(count)
+            for group, counts in self._counts.items()
+            for name, count in counts.items()
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """restarts and aborted games of each task that had any; tasks an actor gave up."""
+        return {group: dict(counts) for group, counts in self._counts.items()} | {
+            "given_up": sorted(self._lost)
+        }
+
+    def load(self, summary: dict[str, Any]) -> None:
+        """Counts go on; tasks that were given up are tried again by a resumed run."""
+        for group, counts in self._counts.items():
+            counts.update(summary[group])
+
+    def _name(self, task: int) -> str:
+        return "none" if task == NO_TASK else self._names[task]

@@ -61,7 +61,8 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
     nothing. Without an end the key is absent.
 
     Engines implement `_reset`, `_send` and `_recv`. Misuse that would hang or confuse an engine
-    raises here: ValueError for a wrong action or seed, RuntimeError for calls out of turn.
+    raises here: ValueError for a wrong action or seed, RuntimeError for calls out of turn, and for
+    an engine that returns what it should not.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         seeds = self._first_seeds if seed is None else self._check_seeds(seed)
         self._first_seeds = None
         self._started = True
-        return self._reset(seeds)
+        frames, info = self._reset(seeds)
+        self._check_frames(frames)
+        return frames, info
 
     def send(self, actions: np.ndarray) -> None:
         """Starts a step: integer actions [N] in [0, num_actions)."""
@@ -127,13 +130,34 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         if not self._sent:
             raise RuntimeError("recv() called without send(): there is no step to wait for")
         self._sent = False
-        return self._recv()
+        frames, rewards, terminated, truncated, info = self._recv()
+        self._check_frames(frames)
+        for name, value, kind in (
+            ("rewards", rewards, "fiu"), ("terminated", terminated, "b"),
+            ("truncated", truncated, "b"),
+        ):  # fmt: skip
+            if value.shape != (self.num_envs,) or value.dtype.kind not in kind:
+                raise RuntimeError(
+                    f"the environment returned {name} of shape {value.shape} and type"
+                    f" {value.dtype}, expected one for each of {self.num_envs} environments"
+                )
+        if not np.isfinite(rewards).all():
+            raise RuntimeError(f"the environment returned rewards {rewards.tolist()}")
+        return frames, rewards, terminated, truncated, info
 
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         self.send(actions)
         return self.recv()
+
+    def _check_frames(self, frames: np.ndarray) -> None:
+        shape = self.observation_space.shape
+        if frames.shape != shape or frames.dtype != np.uint8:
+            raise RuntimeError(
+                f"the environment returned frames of shape {frames.shape} and type {frames.dtype},"
+                f" expected {shape} of uint8"
+            )
 
     def _check_seeds(self, seeds: Sequence[int] | np.ndarray) -> np.ndarray:
         values = np.asarray(seeds)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -23,6 +26,7 @@ class CountingSuite:
     The true last observation, that `final_obs` has, counts `length`. The reward of a step is the
     count it arrives at. Task "five" ends by a time limit, task "three" terminates.
     lives: if set, a life is lost on arriving at every even count.
+    fault: of the task `faulty`, or of all; see `CountingEnv`. Only until the file `once` exists.
     """
 
     name = "counting"
@@ -30,26 +34,48 @@ class CountingSuite:
     provenance: ClassVar = {"scores": "made up"}
 
     def __init__(
-        self, tasks: Sequence[str] = ("three",), *, lives: bool = False, fault: str | None = None
+        self,
+        tasks: Sequence[str] = ("three",),
+        *,
+        lives: bool = False,
+        fault: str | None = None,
+        faulty: str | None = None,
+        once: Path | None = None,
     ) -> None:
         self.tasks = tuple(Task(name, name, name, 0.0, 100.0) for name in tasks)
         self.spec = Spec(frame_shape=(1, 2, 2), num_actions=2, frames_per_step=4)
         self.lives = lives
-        self.fault = fault  # see CountingEnv
+        self.fault = fault
+        self.faulty = faulty
+        self.once = once
 
     def make(
         self, task: Task, num_envs: int, seeds: Sequence[int], split: str = "train"
     ) -> CountingEnv:
-        if self.fault == "unbuildable":
+        fault = self.fault if self.faulty in (None, task.name) else None
+        if fault == "unbuildable" and self.first_time():
             raise RuntimeError("this environment cannot be built")
-        return CountingEnv(self, LENGTHS[task.name], task.name == "five", num_envs, seeds)
+        return CountingEnv(self, LENGTHS[task.name], task.name == "five", num_envs, seeds, fault)
+
+    def first_time(self) -> bool:
+        """Whether a fault is to happen; if it is to happen once, it is remembered that it did."""
+        if self.once is None:
+            return True
+        try:
+            self.once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def check(self) -> None:
         pass
 
 
 class CountingEnv(TaskVectorEnv):
-    """fault: "raise" raises at the 50th step, "slow" takes a second for each."""
+    """fault: "slow" takes a second for each step; the others happen at the 50th: "raise", "hang",
+    "exit" and "kill" of the process, "shape" and "nan" of what is returned, "pipe": an error that
+    looks like the end of a pipe.
+    """
 
     def __init__(
         self,
@@ -58,6 +84,7 @@ class CountingEnv(TaskVectorEnv):
         truncates: bool,
         num_envs: int,
         seeds: Sequence[int],
+        fault: str | None,
     ) -> None:
         spec = suite.spec
         super().__init__(
@@ -69,6 +96,7 @@ class CountingEnv(TaskVectorEnv):
         self._suite, self._length, self._truncates = suite, length, truncates
         self._count = np.zeros(num_envs, np.int64)
         self._steps = 0
+        self._fault = fault
 
     def _frames(self, count: np.ndarray) -> np.ndarray:
         return np.broadcast_to(
@@ -85,10 +113,20 @@ class CountingEnv(TaskVectorEnv):
 
     def _send(self, actions: np.ndarray) -> None:
         self._steps += 1
-        if self._suite.fault == "raise" and self._steps == 50:
-            raise RuntimeError("this environment broke at its 50th step")
-        if self._suite.fault == "slow":
+        if self._fault == "slow":
             time.sleep(1.0)
+        now = self._fault is not None and self._steps == 50 and self._suite.first_time()
+        self._broken = self._fault if now else None
+        if self._broken == "raise":
+            raise RuntimeError("this environment broke at its 50th step")
+        if self._broken == "pipe":
+            raise BrokenPipeError("a pipe of this environment broke")
+        if self._broken == "hang":
+            time.sleep(600)
+        if self._broken == "exit":
+            os._exit(3)
+        if self._broken == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         self._count += 1
@@ -99,6 +137,10 @@ class CountingEnv(TaskVectorEnv):
         info = self._info()
         if ended.any():
             info["final_obs"] = final
+        if self._broken == "nan":
+            reward[0] = np.nan
+        if self._broken == "shape":
+            reward = reward[:, None]
         never = np.zeros_like(ended)
         terminated, truncated = (never, ended) if self._truncates else (ended, never)
         return self._frames(self._count), reward, terminated, truncated, info

@@ -218,7 +218,7 @@ def test_close_leaves_nothing(transport):
     other = SharedMemoryTransport(builder=pool(), slots_per_environment=2)
     other.start(CountingAgent(), 0, seed=1)
     receive(other, 4)
-    processes = list(other._processes)
+    processes = list(other._processes.values())
     pids = [process.pid for process in processes]
     assert set(os.listdir("/dev/shm")) == shm
     other.close()
@@ -236,7 +236,7 @@ def test_actors_die_with_their_learner(tmp_path):
             transport = SharedMemoryTransport(builder=pool(), slots_per_environment=2)
             transport.start(CountingAgent(), 0, seed=1)
             receive(transport, 4)
-            print(*[process.pid for process in transport._processes], flush=True)
+            print(*[process.pid for process in transport._processes.values()], flush=True)
             time.sleep(600)
     """
     script = tmp_path / "learner.py"

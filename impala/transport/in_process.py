@@ -12,16 +12,26 @@ from numpy.typing import NDArray
 from impala.actor import Actor, Unroll
 from impala.agents.agent import Agent
 from impala.trajectory import allocate
+from impala.transport.restarts import Fault, Restarts
 from impala.transport.transport import ActorBuilder, Delivery, Slots
 from impala.weights import Weights
 
 
 class InProcess:
-    """Actors take turns, one unroll each; see `transport.Transport`."""
+    """Actors take turns, one unroll each; see `transport.Transport`.
 
-    def __init__(self, *, builder: ActorBuilder, slots_per_environment: int = 2) -> None:
+    restarts: not used. The first error is raised in its own place, for a debugger to see.
+    """
+
+    def __init__(
+        self,
+        *,
+        builder: ActorBuilder,
+        slots_per_environment: int = 2,
+        restarts: Restarts | None = None,
+    ) -> None:
         self._builder = builder
-        self._slots = Slots(builder.actor_sizes, slots_per_environment)
+        self._slots = Slots([len(tasks) for tasks in builder.tasks], slots_per_environment)
         self.total_slots = self._slots.total
         self.storage = allocate(builder.layout, self.total_slots)
         self._actors: list[Actor] = []
@@ -46,6 +56,9 @@ class InProcess:
                 slots = np.arange(unroll.slots.start, unroll.slots.stop)
                 self._slots.taken(slots)
                 return [Delivery(index, slots, unroll.games, *unroll.seconds)]
+        return []
+
+    def faults(self) -> list[Fault]:
         return []
 
     def release(self, slots: NDArray[np.int64]) -> None:

@@ -8,7 +8,7 @@ nothing is dropped, and no unroll can be older than the sets it queued behind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from impala.actor import Actor
 from impala.agents.agent import Agent
 from impala.trajectory import Trajectory
+from impala.transport.restarts import Fault
 from impala.weights import Weights
 
 
@@ -42,10 +43,22 @@ class ActorBuilder(Protocol):
 
     agent: Agent
     layout: Trajectory  # of impala.trajectory.Field
-    actor_sizes: Sequence[int]  # environments of each actor
-    actor_tasks: Sequence[str]  # names of the tasks of each actor, for messages
+    tasks: Sequence[Sequence[int]]  # the task of each environment of each actor
+    task_names: Sequence[str]
 
-    def build(self, actor: int, storage: Trajectory, weights: Weights, seed: int) -> Actor: ...
+    def build(
+        self,
+        actor: int,
+        storage: Trajectory,
+        weights: Weights,
+        seed: int,
+        *,
+        watch: Callable[[int], None] = ...,
+        without: Collection[int] = (),
+        life: int = 0,
+    ) -> Actor:
+        """See `impala.actor_pool.ActorPool.build`."""
+        ...
 
 
 class Slots:
@@ -70,6 +83,10 @@ class Slots:
         actor, index = self._owner[slots[0]]
         self._out[actor, index] += len(slots)
 
+    def free(self, actor: int) -> list[int]:
+        """The sets of an actor of which the learner has nothing."""
+        return np.flatnonzero(self._out[actor] == 0).tolist()
+
     def released(self, slots: NDArray[np.int64]) -> list[tuple[int, int]]:
         """The learner has read these slots; returns (actor, set) of the sets now wholly free."""
         np.subtract.at(self._out, tuple(self._owner[slots].T), 1)
@@ -86,7 +103,14 @@ class Transport(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """What came in, waiting up to `timeout_s` for the first. Raises ActorError."""
+        """What came in, waiting up to `timeout_s` for the first.
+
+        Raises ActorError for an actor that failed and is not to be started again.
+        """
+        ...
+
+    def faults(self) -> list[Fault]:
+        """What failed, and was dealt with, since the last call."""
         ...
 
     def release(self, slots: NDArray[np.int64]) -> None:
