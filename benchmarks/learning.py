@@ -13,6 +13,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import statistics
 import sys
 from collections import deque
@@ -41,7 +42,7 @@ class Run:
 
     path: Path
     config: Any
-    overrides: list[str]
+    commands: list[str]  # that started and resumed it
     summary: dict[str, Any]
     points: list[dict[str, Any]]  # of metrics.jsonl
     episodes: list[dict[str, Any]]  # of episodes.jsonl
@@ -63,12 +64,11 @@ def read_run(path: Path) -> Run:
     points = list(read_points(path / "metrics.jsonl"))
     if not points:
         raise ValueError(f"{path} has no points in metrics.jsonl: nothing was learned in that run")
-    overrides_file = path / ".hydra" / "overrides.yaml"
-    overrides = OmegaConf.load(overrides_file) if overrides_file.is_file() else []
+    given = re.findall(r"command line: (.*)", (path / "train.log").read_text())
     return Run(
         path=path,
         config=OmegaConf.load(path / "config.yaml"),
-        overrides=[str(override) for override in overrides],
+        commands=[f"python launch.py {line}".removesuffix(" (all defaults)") for line in given],
         summary=json.loads(summary_file.read_text()),
         points=points,
         episodes=list(read_points(path / "episodes.jsonl")),
@@ -159,11 +159,15 @@ def thresholds_table(runs: Sequence[Run], thresholds: Mapping[str, float]) -> st
                 [
                     f"{task} at least {threshold:g}, seed {run.seed}",
                     "not reached" if frames is None else f"{frames:,}",
-                    "" if seconds is None else f"{seconds / 60:.0f} min",
+                    "" if seconds is None else duration(seconds),
                 ]
             )
     header = [f"mean return of the last {SCORE_WINDOW} whole games", "frames", "after"]
     return report.table(header, rows)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
@@ -216,15 +220,15 @@ def facts(runs: Sequence[Run], commit: str | None) -> dict[str, str]:
     """Where and how the runs were made."""
     made = report.made_here("benchmarks.learning")
     commits = {run.summary.get("commit", commit) for run in runs}
-    lines = {" ".join(["python launch.py", *run.overrides]) for run in runs}
+    lines = dict.fromkeys(line for run in runs for line in run.commands)
     return {
-        "command": "; ".join(f"`{line}`" for line in sorted(lines)),
+        "command": "; ".join(f"`{line}`" for line in lines),
         "commit": ", ".join(sorted(str(one or "not recorded by the run") for one in commits)),
         "seeds": ", ".join(str(run.seed) for run in runs),
         "machine": made["machine"],
         "versions": made["versions"],
         "frames": ", ".join(f"{run.summary['frames']:,}" for run in runs),
-        "wall time": ", ".join(f"{run.summary['time_s'] / 60:.0f} min" for run in runs),
+        "wall time": ", ".join(duration(run.summary["time_s"]) for run in runs),
         "runs": ", ".join(f"{run.path.name} ({run.summary['status']})" for run in runs),
         "report": made["command"],
     }

@@ -41,10 +41,12 @@ def test_thinned_rows_keep_both_ends() -> None:
 
 
 def run_directory(path: Path, seed: int, tasks: Sequence[str], final: float) -> Path:
-    (path / ".hydra").mkdir(parents=True)
+    path.mkdir(parents=True)
     overrides = ["suite=atari57", f"suite.tasks=[{','.join(tasks)}]", f"seed={seed}"]
     OmegaConf.save(compose(overrides), path / "config.yaml")
-    OmegaConf.save(OmegaConf.create(overrides), path / ".hydra" / "overrides.yaml")
+    for line in (" ".join(overrides), f"resume={path.name}"):
+        with (path / "train.log").open("a") as file:
+            print(f"[2026-01-01 00:00:00,000][launch][INFO] - command line: {line}", file=file)
     metrics = {f"return/{task}": final for task in tasks}
     metrics |= {"score/median": 50.0, "score/coverage": 1.0}
     with (path / "metrics.jsonl").open("w") as file:
@@ -84,7 +86,7 @@ def test_a_learning_report_of_two_seeds(tmp_path: Path) -> None:
         "**seeds:** 1, 2",
         "**frames:** 500,000, 500,000",
         "**wall time:** 50 min, 50 min",
-        "| pong at least 10, seed 1 | 1,000 | 0 min |",
+        "| pong at least 10, seed 1 | 1,000 | 6 s |",
         "| pong at least 10, seed 2 | not reached |  |",
         # pong: random -20.7 is 0 %, human 14.6 is 100 %
         "| pong | -20.7 | 14.6 | -3.05 (-20.7 to 14.6) | 50.0 % (0.0 % to 100.0 %) | 240 |",
