@@ -21,6 +21,10 @@ if __name__ == "__main__":  # before the imports that take seconds
     for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     print("launch.py: loading", file=sys.stderr, flush=True)
+elif __name__ == "__mp_main__":  # an actor's process begins here, and ends with the learner
+    from impala.children import die_with_parent
+
+    die_with_parent()
 
 import hydra
 import torch

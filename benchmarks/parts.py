@@ -183,6 +183,7 @@ class Parts:
                 storage=self._storage,
                 unroll_length=self._unroll_length,
                 life_loss_ends_episode=cfg.algorithm.life_loss_ends_episode,
+                watch=lambda task: None,
             )
             next(actor.unrolls(lambda columns=columns: columns))
             inferences.append(inference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -32,9 +33,11 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"ckpt_{state['frames']}.pt"
         temporary = self.folder / f".{path.name}.{os.getpid()}"
+        buffer = io.BytesIO()  # written to a full disk, PyTorch says nothing of the disk
+        torch.save({"format": FORMAT, **state}, buffer)
         try:
             with open(temporary, "wb") as file:
-                torch.save({"format": FORMAT, **state}, file)
+                file.write(buffer.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PARENT = "IMPALA_PARENT"  # variable of the environment, which a child has from the first moment
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block ends; processes started in it never see them.
+    """For starting processes: SIGINT and SIGTERM wait until the block ends, and they see neither.
 
     A terminal sends Ctrl-C, and `timeout` its signal, to all processes of the program at once. It
     is for the first of them to stop the others, from the very beginning of their lives.
     """
+    os.environ[_PARENT] = str(os.getpid())
     resource_tracker.ensure_running()  # of multiprocessing; its start would unblock them again
     caught: list[int] = []
     # The mask is what children inherit. It does not keep handlers from running, as any thread's
@@ -36,10 +38,13 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def die_with(parent: int) -> None:
-    """On Linux the kernel ends this process when its parent ends, even by SIGKILL."""
+def die_with_parent() -> None:
+    """On Linux the kernel ends this process when its parent ends, even by SIGKILL.
+
+    For processes started under `signals_held`; as early in their lives as can be.
+    """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != int(os.environ[_PARENT]):  # it has ended already
             sys.exit(0)

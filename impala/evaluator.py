@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from impala.agents.agent import Agent
-from impala.children import die_with, signals_held
+from impala.children import die_with_parent, signals_held
 from impala.inference import LocalInference
 from impala.trajectory import empty_step
 from suites.score import Scoreboard
@@ -92,7 +92,7 @@ class Evaluation:
     def _start_worker(self) -> tuple[Connection, BaseProcess]:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(self, theirs, os.getpid()), daemon=True)
+        process = context.Process(target=_work, args=(self, theirs), daemon=True)
         process.start()
         theirs.close()
         return ours, process
@@ -150,9 +150,9 @@ class Evaluation:
         return list(zip(returns.tolist(), frames.tolist(), strict=True))
 
 
-def _work(evaluation: Evaluation, connection: Connection, parent: int) -> None:
+def _work(evaluation: Evaluation, connection: Connection) -> None:
     """The life of a worker: plays the tasks that it is sent until nobody is there to send any."""
-    die_with(parent)
+    die_with_parent()
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -307,7 +307,7 @@ class Experiment:
         self._time_s = state["time_s"]
         self._learner.load_state_dict(state["learner"])
         self._scoreboard.load_state_dict(state["scoreboard"])
-        self._faults.load(state["faults"])
+        self._faults.load(state.get("faults", {}))  # which older checkpoints do not have
         torch.set_rng_state(state["random"]["torch"])
 
     @contextmanager

@@ -161,7 +161,7 @@ class FaultCounts:
     def load(self, summary: dict[str, Any]) -> None:
         """Counts go on; tasks that were given up are tried again by a resumed run."""
         for group, counts in self._counts.items():
-            counts.update(summary[group])
+            counts.update(summary.get(group, {}))
 
     def _name(self, task: int) -> str:
         return "none" if task == NO_TASK else self._names[task]

@@ -70,7 +70,12 @@ class Seen:
                 self.count.clear()
 
 
-@pytest.mark.parametrize("fault", CAUSES)
+SLOW = ("nan", "shape", "exit", "pipe")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in CAUSES]
+)
 def test_an_actor_that_fails_is_named_and_starts_again(fault, started, tmp_path, caplog):
     restarts = Restarts(per_task=3, backoff_s=0.1, step_timeout_s=5.0 if fault == "hang" else None)
     seen = Seen(started(restarts, fault=fault, faulty="five", once=tmp_path / "once"))

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from impala.actor import GAME
 from impala.agents.agent import Agent
-from impala.children import die_with, signals_held
+from impala.children import die_with_parent, signals_held
 from impala.transport.memory import SharedMemory, carve, carved_size
 from impala.transport.restarts import NO_TASK, Budget, Fault, Heartbeats, Restarts
 from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
@@ -158,7 +158,6 @@ class SharedMemoryTransport:
                 "without": frozenset(self._without[actor]),
                 "life": self._lives[actor],
                 "niceness": self._niceness,
-                "learner": os.getpid(),
             },
             daemon=True,
         )
@@ -270,10 +269,9 @@ def _act(
     without: Collection[int],
     life: int,
     niceness: int,
-    learner: int,
 ) -> None:
     """The life of an actor's process."""
-    die_with(learner)
+    die_with_parent()
     os.nice(niceness)
     torch.set_num_threads(1)
     try:
