@@ -1,10 +1,15 @@
 """The fault program in a reduced form: real kills, a disk that is full, runs that break."""
 
+import os
+import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks import faults
+from benchmarks.training_run import LAUNCH
 
 
 def test_training_survives_killed_actors():
@@ -38,3 +43,23 @@ def test_signals_end_a_run_as_they_should(number, phase):
 def test_training_survives_environments_that_break(fault):
     row = faults.break_environments(fault, times=1)
     assert row.passed and row.injected >= 1, row
+
+
+def test_small_limits_are_enough(tmp_path):
+    """256 open files, one core, a home that cannot be written to."""
+    command = [sys.executable, str(LAUNCH), "suite=catch", "total_frames=3_000"]
+    core = min(os.sched_getaffinity(0))
+    ran = subprocess.run(
+        [*command, f"hydra.run.dir={tmp_path}/run", "loggers.weights_and_biases.mode=offline"],
+        env={**os.environ, "HOME": str(LAUNCH)},  # a file: nothing can be in it
+        preexec_fn=lambda: (
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+            os.sched_setaffinity(0, {core}),
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "finished at" in ran.stdout
+    assert "INFO connection" not in ran.stdout + ran.stderr  # of W&B's service
+    assert len(list((tmp_path / "run/wandb").glob("offline-run-*"))) == 1

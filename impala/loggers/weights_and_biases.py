@@ -140,6 +140,7 @@ class WeightsAndBiases:
         # one is filled from the metrics file, so uploading it replaces what was uploaded before.
         for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
+        _need_a_cache(self._run_dir)
         hooks = sys.exit, sys.excepthook
         logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
         wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
@@ -219,6 +220,17 @@ def _logged_in() -> bool:
                 log.warning("No W&B login was read from %s: %s", path, error)
                 return False
     return False
+
+
+def _need_a_cache(run_dir: Path) -> None:
+    """W&B logs to its cache; where there can be none (a read-only home), to the terminal."""
+    if "WANDB_CACHE_DIR" in os.environ:
+        return
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        (cache / "wandb").mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        os.environ["WANDB_CACHE_DIR"] = str(run_dir)
 
 
 def _run_id(run_dir: Path) -> str:
