@@ -98,7 +98,7 @@ class SharedMemoryTransport:
             actor = actors[connection]  # type: ignore[index]
             try:
                 message = connection.recv_bytes()  # type: ignore[union-attr]
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # its end, also in the middle of a message
                 self._failed(actor, self._cause_of_death(actor))
                 continue
             kind, start, stop, *seconds = _HEADER.unpack_from(message)
@@ -143,6 +143,7 @@ class SharedMemoryTransport:
         size = sum(task not in self._without[actor] for task in self._builder.tasks[actor])
         sets = [slice(s.start, s.start + size) for s in self._slots.sets[actor]]
         self._beats.clear(actor)
+        self._hanging.discard(actor)
         context = multiprocessing.get_context("spawn")  # private: the program's own is untouched
         ours, theirs = context.Pipe(duplex=True)
         process = context.Process(
@@ -208,6 +209,8 @@ class SharedMemoryTransport:
         lost = NO_TASK
         if wait_s is None:
             if self._restarts.then == "stop" or task == NO_TASK:
+                often = self._restarts.per_task
+                where += f", more often than restarts.per_task={often} times" if often else ""
                 raise ActorError(f"{where}:\n{cause}")
             lost, wait_s = task, 0.0
             self._without[actor].add(task)
@@ -232,7 +235,6 @@ class SharedMemoryTransport:
 
     def _cause_of_death(self, actor: int) -> str:
         if actor in self._hanging:
-            self._hanging.remove(actor)
             return (
                 f"it got no answer for {self._restarts.step_timeout_s:g} s"
                 " (restarts.step_timeout_s) and was killed"
