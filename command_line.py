@@ -297,6 +297,9 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
     for override in overrides:
         key = override.key_or_group
         if not (key in known or override.is_add() or key.startswith("hydra")):
+            if key in set(_dotted_keys(_defaults([]))):
+                hints.append(f"{key}: the part that has this key is not chosen here")
+                continue
             near = _nearest(key, known) or "see `--cfg job` for all keys"
             hints.append(f"unknown key {key!r}: {near}")
     return hints

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 if __name__ == "__main__":  # before the imports that take seconds
     for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
@@ -43,7 +43,7 @@ from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.transport.restarts import Restarts
-from run_directory import link_latest, resume_command, shown
+from run_directory import claimed, link_latest, resume_command, shown
 from suites.score import Scoreboard
 from suites.suite import Suite
 
@@ -77,10 +77,12 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     )
     algorithm = cfg.algorithm
     check_slots(cfg, sum(map(len, tasks)))
+    lock = claimed(run_dir) if cfg.resume is not None else None
     checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
     state = checkpoints.load() if cfg.resume is not None else None
     scoreboard = Scoreboard(suite.tasks)
-    if state and state["frames"] >= cfg.total_frames:
+    if lock and state and state["frames"] >= cfg.total_frames:
+        lock.close()
         return lambda: already_finished(cfg, suite, scoreboard, state)
     pool = ActorPool(
         suite=suite,
@@ -124,15 +126,17 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         about={"commit": commit(), "machine": machine()},
         resume=state,
     )
+    lock = lock or claimed(run_dir)  # a new run's directory is nobody else's until now
     save_config(cfg, run_dir)
     if cfg.resume is None:
         link_latest(run_dir)
     announce(cfg, suite, tasks, device, run_dir, frames or 0, experiment.actors_seed)
-    return lambda: train(experiment, run_dir)
+    return lambda: train(experiment, run_dir, lock)
 
 
-def train(experiment: Experiment, run_dir: Path) -> float | None:
-    result = experiment.run()
+def train(experiment: Experiment, run_dir: Path, lock: IO[str]) -> float | None:
+    with lock:
+        result = experiment.run()
     if result.exit_code:
         log.info("go on with: %s", resume_command(run_dir))
         sys.exit(result.exit_code)
@@ -145,7 +149,7 @@ def already_finished(
     cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any]
 ) -> float | None:
     log.info(
-        "nothing to do: the run is finished, with %s of total_frames=%s frames. Give a greater"
+        "nothing to do: the run has %s frames already and total_frames=%s. Give a greater"
         " total_frames to go on",
         f"{state['frames']:,}", f"{cfg.total_frames:,}",
     )  # fmt: skip

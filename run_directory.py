@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import re
 import shlex
+import socket
 from pathlib import Path
+from typing import IO
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -35,6 +38,25 @@ def existing_run_dir(resume: str | int) -> Path:
             f" {what if path.exists() else 'does not exist'}"
         )
     return path.resolve()
+
+
+def claimed(run_dir: Path) -> IO[str]:
+    """A file that is locked while it is open, so that only one program trains the run.
+
+    The system gives it up with the program, whatever ends that. ValueError if another has it.
+    """
+    file = (run_dir / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another program"
+        file.close()
+        raise ValueError(f"{shown(run_dir)} is being trained by {owner}: stop that first") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+    file.flush()
+    return file
 
 
 def is_job_of_sweep() -> bool:

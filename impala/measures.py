@@ -30,6 +30,7 @@ class Measures:
         self._names = task_names
         self._process = psutil.Process()
         self._published_s = np.full(_KEPT_VERSIONS, time.monotonic())
+        self._delivered = False
         self._clear()
 
     def _clear(self) -> None:
@@ -75,6 +76,11 @@ class Measures:
         np.add.at(self._down_weighted, tasks, 1)
 
     def delivery(self, delivery: Delivery) -> None:
+        if not self._delivered:  # what was before is start-up, and in no rate
+            self._delivered = True
+            self._since = time.perf_counter()
+            self._learner_s.clear()
+            self._published_s.fill(time.monotonic())
         self._actor_s += (delivery.environments_s, delivery.inference_s, delivery.waiting_s)
 
     def take(self, frames: int) -> dict[str, float]:

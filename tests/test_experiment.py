@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from impala.actor import GAME
 from impala.actor_pool import ActorPool
 from impala.agents.actor_critic import ActorCritic
 from impala.checkpoint import Checkpoints
@@ -21,6 +22,7 @@ from impala.measures import Measures
 from impala.networks.core import LSTM
 from impala.networks.torso import MLP
 from impala.transport.in_process import InProcess
+from impala.transport.transport import Delivery
 from suites.catch import Catch
 from suites.score import Scoreboard
 from tests.counting import CountingAgent, CountingSuite
@@ -191,6 +193,26 @@ def test_lag_of_each_task_is_measured_in_updates_and_in_seconds(monkeypatch):
     assert not {"lag/idle", "dropped/fast", "dropped/idle"} & taken.keys()
     again = measures.take(1)
     assert not [key for key in again if key.startswith(("lag", "dropped", "down"))]
+
+
+def test_start_up_is_in_no_rate(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("impala.measures.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("impala.measures.time.perf_counter", lambda: now[0])
+    measures = Measures(["three"])
+    measures.published(0)
+    with measures.time("learner_waiting"):
+        now[0] += 40.0
+    delivery = Delivery(0, np.arange(1), np.zeros(0, GAME), 1.0, 1.0, 0.0)
+    measures.delivery(delivery)
+    with measures.time("learner_computing"):
+        now[0] += 2.0
+    measures.batch(batch_of([0], [0]), version=0)
+    measures.delivery(delivery)
+    taken = measures.take(100)
+    assert (taken["rate/frames_per_s"], taken["time/learner_computing"]) == (50.0, 1.0)
+    assert taken["lag_s/three"] == 2.0
+    assert "time/learner_waiting" not in taken
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

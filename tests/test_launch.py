@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 import command_line
 import launch
 import run_directory
+from run_directory import claimed
 
 LAUNCH = Path(launch.__file__).resolve()
 TINY = (
@@ -106,6 +107,7 @@ def test_a_run_writes_and_says_what_it_should(original):
     ran, outputs = original
     run_dir = next(outputs.glob("catch/impala/2*"))
     assert {path.name for path in run_dir.iterdir()} == {
+        ".lock",
         "config.yaml", "train.log", "metrics.jsonl", "episodes.jsonl", "summary.json",
         "checkpoints",
     }  # fmt: skip
@@ -179,6 +181,9 @@ WHOLE = "expected a whole number, at least"
         ("mode=foo", ["mode=foo: expected train or evaluate"]),
         ("loggers.weights_and_biases.mode=foo", ["expected auto, online, offline or disabled"]),
         ("learner.autocast=1", ["learner.autocast=1: expected true, false or auto"]),
+        ("loggers=[console] loggers.weights_and_biases.mode=disabled", [
+            "loggers.weights_and_biases.mode: the part that has this key is not chosen here",
+        ]),
         ("suite.tasks=5", ["got 5 where a list with at least one game of atari57 is expected"]),
         ("suite.full_action_space=abc", ["full_action_space=abc: expected true, false or null"]),
         ("algorithm.lr_schedule.path=a.b", ["a.b"]),
@@ -295,10 +300,21 @@ def test_a_finished_run_says_so(finished):
     before = contents(run_dir)
     ran = run(f"resume={run_dir}")
     assert ran.code == 0
-    assert "the run is finished, with 40 of total_frames=40 frames" in ran.out
+    assert "the run has 40 frames already and total_frames=40" in ran.out
     assert "Give a greater total_frames" in ran.out
-    del before[run_dir / "train.log"]
+    del before[run_dir / "train.log"], before[run_dir / ".lock"]
     assert before.items() <= contents(run_dir).items()
+
+
+def test_a_run_that_is_being_trained_is_left_alone(finished):
+    run_dir = finished
+    with claimed(run_dir):
+        before = contents(run_dir)
+        ran = run(f"resume={run_dir}", "total_frames=1000")
+        assert ran.code == 2
+        assert f"is being trained by process {os.getpid()} of " in ran.error
+        assert contents(run_dir) == before
+    assert run(f"resume={run_dir}").code == 0
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "mode: train\nseed: 1\n", "\x00\x01", "- 1\n"])

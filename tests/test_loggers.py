@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,3 +259,17 @@ def test_log_records_go_above_the_live_screen(monkeypatch: pytest.MonkeyPatch) -
     assert above.count("a suite") == drawn  # the screen was wiped before the record, and drawn
     assert above.endswith("\x1b[2K") and "a suite" in below  # again below it
     assert "finished at 5 of 1,000 frames" in terminal.getvalue().splitlines()[-1]
+
+
+def test_a_resumed_run_that_stops_at_once_says_where_it_is(tmp_path: Path) -> None:
+    point = {"frames": 400, "time_s": 41.0, "score/median": 12.34, "score/coverage": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(point | {"rate/frames_per_s": 9.0}) + "\n")
+    out = io.StringIO()
+    Console(replace(RUN, run_dir=tmp_path, resume_frames=400), stream=out).finish(130)
+    assert out.getvalue() == (
+        "stopped at 400 of 1,000 frames after 0:00:41, median 12.3 % (coverage 1/2)\n"
+    )
+
+
+def test_no_number_is_minus_zero() -> None:
+    assert [number(value) for value in (-0.04, -0.06, -10.04)] == ["0.0", "-0.1", "-10.0"]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
+from impala.loggers.json_lines import read_points
 from impala.loggers.latest import (
     ACTOR_TIME,
     LEARNER_TIME,
@@ -38,6 +39,9 @@ class Console:
     ) -> None:
         self._stream = stream or sys.stdout
         self._latest = Latest(run.total_frames, run.task_names, run.headline)
+        if run.resume_frames is not None:
+            before = list(read_points(run.run_dir / "metrics.jsonl"))
+            self._latest.resume(run.resume_frames, before[-1] if before else {})
         self._title = run.title
         self._next_time_line_s = -math.inf
         if live is None:

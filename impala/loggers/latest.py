@@ -29,6 +29,12 @@ class Latest:
             past = rate if self._frames_per_s is None else self._frames_per_s
             self._frames_per_s = RATE_SMOOTHING * past + (1 - RATE_SMOOTHING) * rate
 
+    def resume(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """What is known of a resumed run before its first point."""
+        self.frames = frames
+        kept = ("time_s", "score", "hns", "return", "length")
+        self.metrics = {k: v for k, v in metrics.items() if k.split("/")[0] in kept}
+
     def get(self, key: str) -> float | None:
         """A metric, or None where it is missing or not a number."""
         value = self.metrics.get(key)
@@ -75,7 +81,7 @@ def number(value: float | None) -> str:
     size = abs(value)
     if size >= 999_999.5:
         return f"{value / 1e6:,.2f}M" if size < 1e9 else f"{value:.1e}"
-    return f"{value:,.0f}" if size >= 999.95 else f"{value:.1f}"
+    return f"{value:,.0f}" if size >= 999.95 else f"{value:.1f}".replace("-0.0", "0.0")
 
 
 def small(value: float | None) -> str:

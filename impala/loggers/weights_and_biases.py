@@ -114,6 +114,7 @@ class WeightsAndBiases:
             else:
                 self._give_up(error)
             return
+        log.info("Weights & Biases is %s, its run is %s", self.mode, self._arguments["id"])
         self._sent_frames = int(self._run.summary.get("frames", -1))
         if resume_frames is None:
             return
