@@ -84,7 +84,7 @@ class CountingEnv(TaskVectorEnv):
         truncates: bool,
         num_envs: int,
         seeds: Sequence[int],
-        fault: str | None,
+        fault: str | None = None,
     ) -> None:
         spec = suite.spec
         super().__init__(
