@@ -30,7 +30,14 @@ import numpy as np
 import psutil
 
 from benchmarks import report
-from benchmarks.training_run import LAUNCH, end, exit_on_sigterm, family
+from benchmarks.training_run import (
+    LAUNCH,
+    end,
+    exit_on_sigterm,
+    family,
+    is_actor,
+    shared_memory,
+)
 from impala.checkpoint import Checkpoints
 from impala.loggers.json_lines import read_points
 from suites.catch import Catch
@@ -38,7 +45,6 @@ from suites.suite import Task, TaskVectorEnv
 
 EXIT_LIMIT_S = 5.0
 START_LIMIT_S = 60.0
-SHARED_MEMORY = Path("/dev/shm")
 UNROLL, ENVIRONMENTS = 20, 16  # of an actor: what it loses when it dies
 TRAINING = [
     "suite=catch", "num_actors=2", f"envs_per_actor={ENVIRONMENTS}", "total_frames=1_000_000_000",
@@ -125,7 +131,7 @@ class Watched:
         self.run_dir = run_dir or folder / "run"
         self._temporary = folder / "tmp"
         self._temporary.mkdir()
-        self._shared_before = _shared_memory()
+        self._shared_before = shared_memory()
         self._output = folder / "output.txt"
         given = [*TRAINING, *overrides, f"hydra.run.dir={self.run_dir}"]
         with self._output.open("wb") as output:
@@ -147,7 +153,7 @@ class Watched:
     def actors(self) -> list[psutil.Process]:
         """Its children, the tracker of multiprocessing left out; all are remembered."""
         self._seen.update(family(self.process.pid))
-        return [one for one in self._seen if one.is_running() and _is_actor(one)]
+        return [one for one in self._seen if one.is_running() and _plays(one)]
 
     def wait(self, done: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
         """Raises RuntimeError, with the program's last words, if it ends or time is up first."""
@@ -175,7 +181,7 @@ class Watched:
             left = {one for one in self._seen if _alive(one)}
             time.sleep(0.01)
         seconds = time.monotonic() - since
-        files = _shared_memory() - self._shared_before
+        files = shared_memory() - self._shared_before
         files |= {path.name for path in self._temporary.iterdir()} - PYTORCH_CACHE
         return seconds, code, len(left) + len(files)
 
@@ -197,9 +203,9 @@ def watched(*overrides: str, run_dir: Path | None = None) -> Iterator[Watched]:
             end(run.process, 0.0)
 
 
-def _is_actor(process: psutil.Process) -> bool:
+def _plays(process: psutil.Process) -> bool:
     try:
-        return "--multiprocessing-fork" in process.cmdline()
+        return is_actor(process)
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 
@@ -209,10 +215,6 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
 
 
 # What is done to it

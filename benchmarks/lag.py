@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.training_run import LAUNCH
 from impala.agents.agent import Agent
 from impala.loggers.json_lines import read_points
 from impala.transport.in_process import InProcess
 
-LAUNCH = report.ROOT / "launch.py"
 CORRECTIONS = {True: "V-trace", False: "no correction"}
 
 

@@ -26,10 +26,16 @@ import numpy as np
 import psutil
 
 from benchmarks import report
-from benchmarks.training_run import LAUNCH, end, exit_on_sigterm, family
+from benchmarks.training_run import (
+    LAUNCH,
+    end,
+    exit_on_sigterm,
+    family,
+    is_actor,
+    shared_memory,
+)
 from impala.loggers.json_lines import read_points
 
-SHARED_MEMORY = Path("/dev/shm")
 SETTLED = 0.3  # of the run: what is before is start-up and first uses
 BLOCK_S = 20.0
 MEMORY_LIMIT = 1.0  # MB per minute
@@ -139,7 +145,7 @@ def soak(
     overrides: Sequence[str], *, seconds: float, every_s: float, folder: Path
 ) -> tuple[list[Sample], Ending]:
     """Runs training in `folder` and watches it. RuntimeError if it ends by itself."""
-    shared_before = _shared_memory()
+    shared_before = shared_memory()
     output_file = folder / "output.txt"
     with output_file.open("wb") as output:
         process = subprocess.Popen(
@@ -187,7 +193,7 @@ def press_ctrl_c(
         time.sleep(0.02)
     seconds = time.monotonic() - pressed
     names = tuple(sorted(f"{one.pid}" for one in left))
-    return Ending(seconds, exit_code, names, tuple(sorted(_shared_memory() - shared_before)))
+    return Ending(seconds, exit_code, names, tuple(sorted(shared_memory() - shared_before)))
 
 
 def sample(processes: Sequence[psutil.Process], time_s: float, shared_before: set[str]) -> Sample:
@@ -201,7 +207,7 @@ def sample(processes: Sequence[psutil.Process], time_s: float, shared_before: se
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue  # it ended between being listed and being asked
     counts = (tuple(map(int, row)) for row in by_kind[1:])
-    shared = len(_shared_memory() - shared_before)
+    shared = len(shared_memory() - shared_before)
     return Sample(time_s, tuple(by_kind[0].tolist()), *counts, shared_memory=shared)
 
 
@@ -217,11 +223,7 @@ def _kind(process: psutil.Process, learner: psutil.Process) -> int:
     """Index into `KINDS`."""
     if process == learner:
         return 0
-    return 1 if "--multiprocessing-fork" in process.cmdline() else 2
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+    return 1 if is_actor(process) else 2
 
 
 def plot(samples: Sequence[Sample], path: Path) -> None:

@@ -24,6 +24,7 @@ import psutil
 from impala.loggers.json_lines import read_points
 
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
+SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.25
 START_LIMIT_S = 300.0  # to the first update
 STALL_LIMIT_S = 120.0  # between two updates
@@ -182,6 +183,16 @@ def family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def is_actor(process: psutil.Process) -> bool:
+    """Whether it is a child that plays, and not the tracker of multiprocessing or W&B's service."""
+    return "--multiprocessing-fork" in process.cmdline()
+
+
+def shared_memory() -> set[str]:
+    """The entries of /dev/shm."""
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
 
 
 def _cpu_s(pid: int) -> float:

@@ -129,7 +129,7 @@ def test_what_ctrl_c_leaves_behind_is_seen(monkeypatch: pytest.MonkeyPatch, stay
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         seen = set(training_run.family(process.pid))
         assert len(seen) == 2
-        ending = soak.press_ctrl_c(process, seen, soak._shared_memory())
+        ending = soak.press_ctrl_c(process, seen, soak.shared_memory())
         child = next(str(one.pid) for one in seen if one.pid != process.pid)
         assert ending.processes_left == ((child,) if stays else ())
         assert stays or ending.exit_code == 130
@@ -143,14 +143,14 @@ def test_a_sample_knows_learner_and_others() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         processes = [psutil.Process(), psutil.Process(process.pid)]
-        sample = soak.sample(processes, 3.0, soak._shared_memory())
+        sample = soak.sample(processes, 3.0, soak.shared_memory())
         assert sample.processes == (1, 0, 1) and sample.time_s == 3.0
         assert sample.memory_mb[0] > 50 and sample.memory_mb[1] == 0.0
         assert sample.threads[0] >= 1 and sample.open_files[0] > 0
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert soak.sample(processes, 3.0, soak._shared_memory()).processes == (1, 0, 0)
+    assert soak.sample(processes, 3.0, soak.shared_memory()).processes == (1, 0, 0)
 
 
 def test_the_soak_report_says_what_failed(tmp_path: Path) -> None:
