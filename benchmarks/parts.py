@@ -24,8 +24,10 @@ from omegaconf import DictConfig
 import launch
 from impala.actor import Actor
 from impala.actor_pool import actor_seeds, assign_tasks
+from impala.crew import crew_of
 from impala.inference import LocalInference
 from impala.learner import Learner
+from impala.messages import Free
 from impala.trajectory import allocate, map_structure, trajectory_layout
 from impala.weights import Weights
 from suites.suite import Suite, TaskVectorEnv
@@ -175,17 +177,18 @@ class Parts:
                 num_environments=len(tasks),
                 num_actions=self._environments.suite.spec.num_actions,
                 seed=actor_seeds(cfg.seed, index, len(tasks))[0],
+                storage=self._storage,
             )
+            environments = iter(self._environments.of_actor[index])
             actor = Actor(
-                environments=self._environments.of_actor[index],
-                tasks=[task for task, _ in groupby(tasks)],
+                crew=crew_of(tasks),
+                make=lambda task, count, outside, made=environments: next(made),
                 inference=inference,
                 storage=self._storage,
                 unroll_length=self._unroll_length,
                 life_loss_ends_episode=cfg.algorithm.life_loss_ends_episode,
-                watch=lambda task: None,
             )
-            next(actor.unrolls(lambda columns=columns: columns))
+            next(actor.play(lambda columns=columns: [Free(0, columns)]))
             inferences.append(inference)
         return inferences[0], slice(0, len(self._environments.tasks[0]))
 

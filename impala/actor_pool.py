@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from impala.actor import Actor
 from impala.agents.agent import Agent
+from impala.crew import Crew, crew_of
 from impala.inference import LocalInference, WeightsSource
 from impala.trajectory import Trajectory, trajectory_layout
+from impala.worker import WorkerEnv
 
 if TYPE_CHECKING:
-    from suites.suite import Suite
+    from suites.suite import Suite, TaskVectorEnv
 
 
 def assign_tasks(
@@ -57,6 +59,9 @@ class ActorPool:
 
     tasks: from `assign_tasks`.
     agent: on the CPU; its weights are those of the first snapshot it reads.
+    outside: tasks of which each environment has a process of its own from the beginning.
+    move_slow: whether others that prove too slow to be stepped with others get one. Only with
+        processes; see `impala.pace`.
     """
 
     suite: Suite
@@ -64,10 +69,17 @@ class ActorPool:
     tasks: Sequence[Sequence[int]]
     unroll_length: int
     life_loss_ends_episode: bool
+    outside: Collection[int] = ()
+    move_slow: bool = False
 
     @property
     def task_names(self) -> list[str]:
         return [task.name for task in self.suite.tasks]
+
+    @property
+    def crews(self) -> list[Crew]:
+        """What each actor plays at first."""
+        return [crew_of(tasks, self.outside) for tasks in self.tasks]
 
     @property
     def layout(self) -> Trajectory:
@@ -78,47 +90,59 @@ class ActorPool:
         self,
         actor: int,
         storage: Trajectory,
-        weights: WeightsSource,
         seed: int,
         *,
-        watch: Callable[[int], None] = lambda task: None,
-        without: Collection[int] = (),
+        weights: WeightsSource,
+        crew: Crew | None = None,
         life: int = 0,
+        **options: Any,
     ) -> Actor:
         """The actor of that number.
 
-        watch: see `Actor`; it is told of building, too.
-        without: tasks that it is to leave out.
+        crew: None is its first.
         life: 1 and up for those that take the place of one that failed, with seeds of their own.
+        options: others of `Actor`.
         """
-        tasks = [task for task in self.tasks[actor] if task not in without]
-        seeds = actor_seeds(seed, actor, len(tasks), life)
-        runs = [(task, len(list(run))) for task, run in groupby(tasks)]
-        environments = []
-        used = 1
-        for task, size in runs:
-            watch(task)
-            environments.append(
-                self.suite.make(self.suite.tasks[task], size, seeds[used : used + size])
-            )
-            used += size
-        watch(-1)
-        inference = LocalInference(
-            self.agent,
-            weights,
-            num_environments=len(tasks),
-            num_actions=self.suite.spec.num_actions,
-            seed=seeds[0],
-        )
+        capacity = len(self.tasks[actor])
+        if crew is None:
+            crew = self.crews[actor]
+        noise_seed, *_ = actor_seeds(seed, actor, 0, life)
         return Actor(
-            environments=environments,
-            tasks=[task for task, _ in runs],
-            inference=inference,
+            crew=crew,
+            make=_Making(self.suite, seed, actor, life),
+            inference=LocalInference(
+                self.agent,
+                weights,
+                num_environments=capacity,
+                num_actions=self.suite.spec.num_actions,
+                seed=noise_seed,
+                storage=storage,
+            ),
             storage=storage,
             unroll_length=self.unroll_length,
             life_loss_ends_episode=self.life_loss_ends_episode,
-            watch=watch,
+            capacity=capacity,
+            **options,
         )
+
+
+class _Making:
+    """Makes an actor's environments, each with a seed that no other has."""
+
+    def __init__(self, suite: Suite, seed: int, actor: int, life: int) -> None:
+        self._suite = suite
+        self._identity = seed, actor, life
+        self._made = 0
+
+    def __call__(self, task: int, count: int, outside: bool) -> TaskVectorEnv:
+        seed, actor, life = self._identity
+        first = 1 + self._made  # after the policy's
+        self._made += count
+        seeds = actor_seeds(seed, actor, self._made, life)[first:]
+        level = self._suite.tasks[task]
+        if outside:
+            return WorkerEnv(self._suite, level, count, seeds)
+        return self._suite.make(level, count, seeds)
 
 
 def actor_seeds(seed: int, actor: int, num_environments: int, life: int = 0) -> list[int]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from impala.agents.agent import Agent, CoreState
-from impala.trajectory import Step, map_structure
+from impala.trajectory import Step, Trajectory, leaves, map_structure
 
 
 class WeightsSource(Protocol):
@@ -19,11 +23,46 @@ class WeightsSource(Protocol):
         ...
 
 
+class Question(NamedTuple):
+    """Row `t` of these slots of the storage waits for an agent's outputs."""
+
+    group: int  # of the actor: for whoever asks, to know the answer by
+    environments: NDArray[np.int64]  # of the actor, one for each slot: whose core states these are
+    slots: slice
+    t: int
+
+
+class Inference(Protocol):
+    """What an actor knows of the network. Answers are written into the storage.
+
+    At row 0 of an unroll the core states before it and the version of the weights are written, too.
+    """
+
+    @property
+    def connection(self) -> Connection | None:
+        """Readable when there are answers; None: they come at once."""
+        ...
+
+    def ask(self, questions: Sequence[Question]) -> None: ...
+
+    def answered(self) -> list[int]:
+        """The groups whose questions have been answered since the last call."""
+        ...
+
+    def value(self, step: Step, environments: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[n]: value of `step` [n, ...], the true last observations of these environments."""
+        ...
+
+
 class LocalInference:
     """Answers N environments with a copy of the agent in the actor's process.
 
     It owns the core states and the random state that actions are drawn with.
+
+    storage: where questions are read and answers written; not needed for `act` alone.
     """
+
+    connection: Connection | None = None
 
     def __init__(
         self,
@@ -34,6 +73,7 @@ class LocalInference:
         num_actions: int,
         seed: int,
         greedy: bool = False,
+        storage: Trajectory | None = None,
     ) -> None:
         self._agent = agent.eval()
         self._weights = weights
@@ -41,24 +81,80 @@ class LocalInference:
         self._noise = torch.zeros(num_environments, num_actions)
         self._generator = torch.Generator().manual_seed(seed)
         self._greedy = greedy
-        self.core_state: CoreState = agent.initial_state(num_environments)
-
-    def refresh(self) -> int:
-        """Takes the newest weights; returns their version. Once at the start of an unroll."""
-        self._version = self._weights.load(self._agent, self._version)
-        return self._version
+        self._storage = storage
+        self._answered: list[int] = []
+        self._core_state: CoreState = map_structure(
+            torch.clone, agent.initial_state(num_environments)
+        )
 
     def act(self, step: Step) -> Any:
         """The agent's outputs for one row [N, ...]; moves the core states on."""
         with torch.inference_mode():
-            if not self._greedy:
-                # -log of an exponential variate is a Gumbel variate: argmax(logits + it) samples.
-                self._noise.exponential_(generator=self._generator).log_().neg_()
-            outputs, self.core_state = self._agent.act(step, self.core_state, self._noise)
+            outputs, self._core_state = self._forward(step, self._core_state)
         return outputs
 
-    def value(self, step: Step, indices: Tensor) -> Tensor:
-        """float32 [n]: value of `step` [n, ...], the true last observations of `indices`."""
+    def ask(self, questions: Sequence[Question]) -> None:
+        assert self._storage is not None
         with torch.inference_mode():
-            state = map_structure(lambda leaf: leaf[indices], self.core_state)
-            return self._agent.value(step, state)
+            if any(question.t == 0 for question in questions):
+                self._version = self._weights.load(self._agent, self._version)
+            answer(self._storage, questions, self._core_state, self._version, self._forward)
+        self._answered += [question.group for question in questions]
+
+    def answered(self) -> list[int]:
+        answered, self._answered = self._answered, []
+        return answered
+
+    def value(self, step: Step, environments: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            state = map_structure(lambda leaf: leaf[environments], self._core_state)
+            return self._agent.value(step, state).numpy()
+
+    def _forward(self, step: Step, state: CoreState) -> tuple[Any, CoreState]:
+        noise = self._noise[: len(step.reward)]
+        if not self._greedy:
+            gumbel_(noise, self._generator)
+        return self._agent.act(step, state, noise)
+
+
+def gumbel_(noise: Tensor, generator: torch.Generator) -> None:
+    """Fills `noise` with Gumbel(0, 1) samples: argmax(logits + noise) is a sample of the policy."""
+    noise.exponential_(generator=generator).log_().neg_()
+
+
+def answer(
+    storage: Trajectory,
+    questions: Sequence[Question],
+    core_state: CoreState,
+    version: int,
+    forward: Any,
+) -> None:
+    """One forward pass for all questions; moves their rows of `core_state` on, in place.
+
+    forward: (step, state) -> (outputs, state), of one row [n, ...].
+    """
+    states = leaves(core_state)
+    rows = torch.from_numpy(np.concatenate([question.environments for question in questions]))
+    before = [leaf[rows] for leaf in states]
+    used = 0
+    for _, environments, slots, t in questions:
+        if t == 0:
+            storage.version[slots] = version
+            for stored, state in zip(leaves(storage.core_state), before, strict=True):
+                stored[slots] = state[used : used + len(environments)]
+        used += len(environments)
+    outputs, after = forward(_rows(storage.steps, questions), tuple(before))
+    for leaf, value in zip(states, leaves(after), strict=True):
+        leaf[rows] = value
+    used = 0
+    for _, environments, slots, t in questions:
+        for stored, value in zip(leaves(storage.outputs), leaves(outputs), strict=True):
+            stored[t, slots] = value[used : used + len(environments)]
+        used += len(environments)
+
+
+def _rows(steps: Step, questions: Sequence[Question]) -> Step:
+    if len(questions) == 1:  # a view: nothing is copied
+        (_, _, slots, t) = questions[0]
+        return map_structure(lambda leaf: leaf[t, slots], steps)
+    return map_structure(lambda leaf: torch.cat([leaf[q.t, q.slots] for q in questions]), steps)

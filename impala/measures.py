@@ -13,7 +13,8 @@ import psutil
 from numpy.typing import NDArray
 
 from impala.experience.experience import Batch
-from impala.transport.restarts import NO_TASK, Fault
+from impala.messages import NO_TASK
+from impala.transport.restarts import Fault
 from impala.transport.transport import Delivery
 
 _KEPT_VERSIONS = 2**16  # whose age in seconds is known; an older one counts as the oldest kept

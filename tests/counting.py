@@ -72,7 +72,7 @@ class CountingSuite:
 
 
 class CountingEnv(TaskVectorEnv):
-    """fault: "slow" takes a second for each step; the others happen at the 50th: "raise", "hang",
+    """fault: "slow" takes a second for each step, "sluggish" a 20th; the others happen at the 50th: "raise", "hang",
     "exit" and "kill" of the process, "shape" and "nan" of what is returned, "pipe": an error that
     looks like the end of a pipe.
     """
@@ -113,8 +113,7 @@ class CountingEnv(TaskVectorEnv):
 
     def _send(self, actions: np.ndarray) -> None:
         self._steps += 1
-        if self._fault == "slow":
-            time.sleep(1.0)
+        time.sleep({"slow": 1.0, "sluggish": 0.05}.get(self._fault or "", 0.0))
         now = self._fault is not None and self._steps == 50 and self._suite.first_time()
         self._broken = self._fault if now else None
         if self._broken == "raise":

@@ -1,6 +1,5 @@
 """What an actor writes, row for row, with environments and an agent that count."""
 
-from collections import deque
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
+from impala.messages import Free
 from impala.trajectory import allocate, gather
 from tests.counting import CountingAgent, CountingSuite
 
@@ -25,15 +25,20 @@ def play(suite, tasks, unrolls, life_loss=False):
     pool = ActorPool(suite, agent, [tasks], UNROLL, life_loss)
     size = len(tasks)
     storage = allocate(pool.layout, 2 * size)
-    free = deque([slice(0, size), slice(size, 2 * size)])
-    actor = pool.build(0, storage, FixedWeights(), seed=1)
+    orders = [Free(0, slice(0, size)), Free(0, slice(size, 2 * size))]
+
+    def ordered():
+        taken, orders[:] = orders.copy(), []
+        return taken
+
+    actor = pool.build(0, storage, 1, weights=FixedWeights())
     result, games = [], []
-    for _, unroll in zip(range(unrolls), actor.unrolls(free.popleft), strict=False):
+    for _, unroll in zip(range(unrolls), actor.play(ordered), strict=False):
         columns = allocate(pool.layout, size)
         gather(storage, torch.arange(unroll.slots.start, unroll.slots.stop), columns)
         result.append(columns)
         games += unroll.games.tolist()
-        free.append(unroll.slots)
+        orders.append(Free(0, unroll.slots))
     return result, games
 
 

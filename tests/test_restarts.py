@@ -61,6 +61,7 @@ class Seen:
         while not done():
             assert time.monotonic() < end
             for delivery in self.transport.receive(0.2):
+                self.received(delivery)
                 self.transport.release(delivery.slots)
                 self.count[delivery.actor] += 1
                 self.sizes.add(len(delivery.slots))
@@ -68,6 +69,9 @@ class Seen:
             for fault in self.transport.faults():
                 self.faults.append(fault)
                 self.count.clear()
+
+    def received(self, delivery):
+        pass
 
 
 SLOW = ("nan", "shape", "exit", "pipe")

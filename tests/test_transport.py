@@ -15,11 +15,13 @@ import psutil
 import pytest
 import torch
 
+from impala import memory as memory_module
 from impala.actor_pool import ActorPool
+from impala.memory import SharedMemory
+from impala.messages import Free
 from impala.trajectory import leaves
-from impala.transport import memory as memory_module
 from impala.transport.in_process import InProcess
-from impala.transport.memory import SharedMemory, carve, carved_size
+from impala.transport.memory import carve, carved_size, tensor
 from impala.transport.shared_memory import SharedMemoryTransport
 from impala.transport.transport import ActorError, Slots
 from impala.weights import Weights
@@ -55,11 +57,35 @@ def transport():
 def test_slots_are_free_again_when_a_whole_set_was_read():
     slots = Slots([3, 2], 2)
     assert slots.total == 10
-    assert slots.sets == [[slice(0, 3), slice(3, 6)], [slice(6, 8), slice(8, 10)]]
+    slots.partition(0, [3])
+    slots.partition(1, [2])
+    assert slots.free(0) == [Free(0, slice(0, 3)), Free(0, slice(3, 6))]
+    assert slots.free(1) == [Free(0, slice(6, 8)), Free(0, slice(8, 10))]
     slots.taken(np.array([0, 1, 2]))
     slots.taken(np.array([8, 9]))
+    assert slots.free(0) == [Free(0, slice(3, 6))]
     assert slots.released(np.array([0, 2, 8])) == []
-    assert sorted(slots.released(np.array([1, 9]))) == [(0, 0), (1, 1)]
+    freed = slots.released(np.array([1, 9]))
+    assert freed == [(0, Free(0, slice(0, 3))), (1, Free(0, slice(8, 10)))]
+
+
+def test_groups_have_sets_of_their_own():
+    slots = Slots([2, 4], 2)
+    slots.partition(0, [2])
+    slots.partition(1, [2, 1, 1])
+    assert slots.free(1) == [
+        Free(0, slice(4, 6)), Free(1, slice(6, 7)), Free(2, slice(7, 8)),
+        Free(0, slice(8, 10)), Free(1, slice(10, 11)), Free(2, slice(11, 12)),
+    ]  # fmt: skip
+    slots.taken(np.array([8, 9]))
+    slots.taken(np.array([6]))
+    assert slots.released(np.array([8])) == []
+    slots.partition(1, [3])  # an environment fewer, all together, while the learner has some
+    assert slots.free(1) == []
+    assert slots.released(np.array([6])) == [(1, Free(0, slice(4, 7)))]
+    assert slots.released(np.array([9])) == [(1, Free(0, slice(8, 11)))]
+    with pytest.raises(ValueError, match="in 4 columns"):
+        slots.partition(1, [4, 1])
 
 
 def test_both_transports_deliver_the_same_rows(transport):
@@ -118,7 +144,7 @@ def test_published_weights_reach_the_actors(transport):
 
 def _publish_for_ever(memory, size, stop):
     agent = CountingAgent(num_weights=size)
-    weights = Weights(agent, memory.tensor())
+    weights = Weights(agent, tensor(memory))
     version = 0
     while not stop.is_set():
         version += 1
@@ -132,7 +158,7 @@ def test_a_reader_never_sees_a_torn_snapshot():
     size = 50_000
     agent = CountingAgent(num_weights=size)
     memory = SharedMemory(Weights.size(agent))
-    weights = Weights(agent, memory.tensor())
+    weights = Weights(agent, tensor(memory))
     weights.publish(agent, 0)
     stop = context.Event()
     writer = context.Process(target=_publish_for_ever, args=(memory, size, stop), daemon=True)

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala.actor import Actor, Unroll
+from impala.actor import Actor
 from impala.agents.agent import Agent
+from impala.crew import crew_size, group_sizes
+from impala.messages import Broken, Order, Said, Unroll
 from impala.trajectory import allocate
 from impala.transport.restarts import Fault, Restarts
-from impala.transport.transport import ActorBuilder, Delivery, Slots
+from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
 from impala.weights import Weights
 
 
@@ -31,39 +33,47 @@ class InProcess:
         restarts: Restarts | None = None,
     ) -> None:
         self._builder = builder
-        self._slots = Slots([len(tasks) for tasks in builder.tasks], slots_per_environment)
+        crews = builder.crews
+        self._slots = Slots([crew_size(crew) for crew in crews], slots_per_environment)
         self.total_slots = self._slots.total
         self.storage = allocate(builder.layout, self.total_slots)
         self._actors: list[Actor] = []
-        self._unrolls: deque[tuple[int, Iterator[Unroll]]] = deque()
-        self._free: list[deque[slice]] = [deque(sets) for sets in self._slots.sets]
+        self._play: deque[tuple[int, Iterator[Said | None]]] = deque()
+        self._orders: list[list[Order]] = []
+        for actor, crew in enumerate(crews):
+            self._slots.partition(actor, group_sizes(crew))
+            self._orders.append([*self._slots.free(actor)])
 
     def start(self, agent: Agent, version: int, seed: int) -> None:
         self._weights = Weights(agent, torch.zeros(Weights.size(agent), dtype=torch.uint8))
         self.publish(agent, version)
-        for index, free in enumerate(self._free):
-            actor = self._builder.build(index, self.storage, self._weights, seed)
+        for index in range(len(self._orders)):
+            actor = self._builder.build(index, self.storage, seed, weights=self._weights)
             self._actors.append(actor)
-            self._unrolls.append((index, actor.unrolls(free.popleft)))
+            self._play.append((index, actor.play(lambda index=index: self._ordered(index))))
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Plays one unroll of the next actor that has a free set, if there is one."""
-        for _ in range(len(self._unrolls)):
-            index, unrolls = self._unrolls[0]
-            self._unrolls.rotate(-1)
-            if self._free[index]:
-                unroll = next(unrolls)
-                slots = np.arange(unroll.slots.start, unroll.slots.stop)
+        """Plays one unroll of the next actor that has free slots, if there is one."""
+        for _ in range(len(self._play)):
+            index, play = self._play[0]
+            self._play.rotate(-1)
+            said = next(play)
+            if isinstance(said, Unroll):
+                slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                return [Delivery(index, slots, unroll.games, *unroll.seconds)]
+                return [Delivery(index, slots, said.games, *said.seconds)]
+            if isinstance(said, Broken):
+                raise ActorError(
+                    f"actor {index} failed in {self._builder.task_names[said.task]}:\n{said.cause}"
+                )
         return []
 
     def faults(self) -> list[Fault]:
         return []
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        for actor, index in self._slots.released(slots):
-            self._free[actor].append(self._slots.sets[actor][index])
+        for actor, free in self._slots.released(slots):
+            self._orders[actor].append(free)
 
     def publish(self, agent: Agent, version: int) -> None:
         self._weights.publish(agent, version)
@@ -71,4 +81,8 @@ class InProcess:
     def close(self) -> None:
         while self._actors:
             self._actors.pop().close()
-        self._unrolls.clear()
+        self._play.clear()
+
+    def _ordered(self, actor: int) -> list[Order]:
+        orders, self._orders[actor] = self._orders[actor], []
+        return orders

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-NO_TASK = -1
+from impala.messages import NO_TASK
+
 LONGEST_BACKOFF_S = 30.0
 
 
@@ -76,9 +76,9 @@ class Heartbeats:
     Times are of the monotonic clock, which is one for all processes of a machine.
     """
 
-    def __init__(self, num_actors: int, memory: Tensor) -> None:
+    def __init__(self, num_actors: int, memory: NDArray[np.uint8]) -> None:
         size = self.size(num_actors)
-        self._beats: NDArray[np.void] = memory.numpy()[:size].view(_BEAT)
+        self._beats: NDArray[np.void] = memory[:size].view(_BEAT)
 
     @staticmethod
     def size(num_actors: int) -> int:

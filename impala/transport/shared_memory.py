@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import struct
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,21 +25,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala.actor import GAME
 from impala.agents.agent import Agent
 from impala.children import die_with_parent, signals_held
-from impala.transport.memory import SharedMemory, carve, carved_size
-from impala.transport.restarts import NO_TASK, Budget, Fault, Heartbeats, Restarts
+from impala.crew import Crew, crew_size, group_sizes, moved_outside, played, without
+from impala.memory import SharedMemory
+from impala.messages import (
+    GAME,
+    NO_TASK,
+    Broken,
+    Free,
+    Order,
+    Reform,
+    Reformed,
+    Restart,
+    Said,
+    Slow,
+    Unroll,
+)
+from impala.pace import Pace
+from impala.transport.memory import carve, carved_size, tensor
+from impala.transport.restarts import Budget, Fault, Heartbeats, Restarts
 from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
 from impala.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_UNROLL, _FAILURE = 0, 1
-_HEADER = struct.Struct(
-    "<Bqqddd"
-)  # kind, first slot, one past the last, seconds of impala.actor.Unroll
-_SET = struct.Struct("<i")
+_UNROLL, _FREE, _PICKLED, _FAILURE = b"u", b"f", b"p", b"!"  # the first byte of a message
+_FILLED = struct.Struct("<qqddd")  # first slot, one past the last, seconds of impala.actor.Unroll
+_SET = struct.Struct("<qqq")  # group, first slot, one past the last
 _SPARE_FILES = 64  # open files that everything else may need: libraries, logs, checkpoints
 
 
@@ -63,28 +77,30 @@ class SharedMemoryTransport:
         self._niceness = niceness
         self._restarts = restarts or Restarts()
         self._budget = Budget(self._restarts)
-        num_actors = len(builder.tasks)
-        self._slots = Slots([len(tasks) for tasks in builder.tasks], slots_per_environment)
+        self._crews = list(builder.crews)
+        num_actors = len(self._crews)
+        self._slots = Slots([crew_size(crew) for crew in self._crews], slots_per_environment)
         self.total_slots = self._slots.total
         _check_open_files(num_actors)
         self._memory = SharedMemory(carved_size(builder.layout, self.total_slots))
-        self.storage = carve(builder.layout, self.total_slots, self._memory.tensor())
+        self.storage = carve(builder.layout, self.total_slots, tensor(self._memory))
         self._beats_memory = SharedMemory(Heartbeats.size(num_actors))
-        self._beats = Heartbeats(num_actors, self._beats_memory.tensor())
+        self._beats = Heartbeats(num_actors, self._beats_memory.array())
         self._weights_memory = SharedMemory(Weights.size(builder.agent))
-        self._weights = Weights(builder.agent, self._weights_memory.tensor())
+        self._weights = Weights(builder.agent, tensor(self._weights_memory))
         self._processes: dict[int, BaseProcess] = {}
         self._connections: dict[int, Connection] = {}
-        self._due: dict[int, float] = {}  # when an actor that failed is started again
+        self._due: dict[int, float] = {}  # when an actor that failed is started again,
+        self._groups_due: dict[tuple[int, int], float] = {}  # and a group of one
+        self._reforming: dict[int, Crew] = {}  # actors that were told to, and have not answered
         self._lives = [0] * num_actors
-        self._without: list[set[int]] = [set() for _ in range(num_actors)]  # tasks given up
         self._hanging: set[int] = set()  # killed for it, and not yet buried
         self._faults: list[Fault] = []
 
     def start(self, agent: Agent, version: int, seed: int) -> None:
         self._seed = seed
         self.publish(agent, version)
-        for actor in range(len(self._builder.tasks)):
+        for actor in range(len(self._crews)):
             self._spawn(actor)
 
     def receive(self, timeout_s: float) -> list[Delivery]:
@@ -101,14 +117,16 @@ class SharedMemoryTransport:
             except (EOFError, OSError):  # its end, also in the middle of a message
                 self._failed(actor, self._cause_of_death(actor))
                 continue
-            kind, start, stop, *seconds = _HEADER.unpack_from(message)
-            if kind == _FAILURE:
-                self._failed(actor, message[_HEADER.size :].decode())
-                continue
-            slots = np.arange(start, stop)
-            self._slots.taken(slots)
-            games = np.frombuffer(message, GAME, offset=_HEADER.size)
-            deliveries.append(Delivery(actor, slots, games, *seconds))
+            if message[:1] == _UNROLL:
+                start, stop, *seconds = _FILLED.unpack_from(message, 1)
+                slots = np.arange(start, stop)
+                self._slots.taken(slots)
+                games = np.frombuffer(message, GAME, offset=1 + _FILLED.size)
+                deliveries.append(Delivery(actor, slots, games, *seconds))
+            elif message[:1] == _FAILURE:
+                self._failed(actor, message[1:].decode())
+            else:
+                self._heard(actor, pickle.loads(message[1:]))
         return deliveries
 
     def faults(self) -> list[Fault]:
@@ -116,9 +134,10 @@ class SharedMemoryTransport:
         return faults
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        for actor, index in self._slots.released(slots):
-            if actor in self._connections:  # else it gets all its free sets when it starts again
-                self._offer(actor, index)
+        for actor, free in self._slots.released(slots):
+            # Else it gets all its free sets when it is started, or has changed its groups.
+            if actor in self._connections and actor not in self._reforming:
+                self._tell(actor, free)
 
     def publish(self, agent: Agent, version: int) -> None:
         self._weights.publish(agent, version)
@@ -140,8 +159,6 @@ class SharedMemoryTransport:
     # Actors that come and go
 
     def _spawn(self, actor: int) -> None:
-        size = sum(task not in self._without[actor] for task in self._builder.tasks[actor])
-        sets = [slice(s.start, s.start + size) for s in self._slots.sets[actor]]
         self._beats.clear(actor)
         self._hanging.discard(actor)
         context = multiprocessing.get_context("spawn")  # private: the program's own is untouched
@@ -149,16 +166,17 @@ class SharedMemoryTransport:
         process = context.Process(
             target=_act,
             name=f"actor-{actor}",
-            args=(actor, self._builder, theirs, sets),
+            args=(actor, self._builder, theirs, self._crews[actor]),
             kwargs={
                 "memory": self._memory,
                 "weights_memory": self._weights_memory,
                 "beats_memory": self._beats_memory,
+                "num_actors": len(self._crews),
                 "total_slots": self.total_slots,
                 "seed": self._seed,
-                "without": frozenset(self._without[actor]),
                 "life": self._lives[actor],
                 "niceness": self._niceness,
+                "step_timeout_s": self._restarts.step_timeout_s,
             },
             daemon=True,
         )
@@ -167,19 +185,60 @@ class SharedMemoryTransport:
         theirs.close()
         self._processes[actor] = process
         self._connections[actor] = ours
-        for index in self._slots.free(actor):
-            self._offer(actor, index)
+        self._offer_all(actor)
 
-    def _offer(self, actor: int, index: int) -> None:
+    def _offer_all(self, actor: int) -> None:
+        self._slots.partition(actor, group_sizes(self._crews[actor]))
+        for free in self._slots.free(actor):
+            self._tell(actor, free)
+
+    def _tell(self, actor: int, order: Order) -> None:
+        if isinstance(order, Free):
+            message = _FREE + _SET.pack(order.group, order.slots.start, order.slots.stop)
+        else:
+            message = _PICKLED + pickle.dumps(order)
         with suppress(BrokenPipeError, ConnectionResetError):
             # If it died: `receive` finds what it left in its pipe and says why.
-            self._connections[actor].send_bytes(_SET.pack(index))
+            self._connections[actor].send_bytes(message)
+
+    def _heard(self, actor: int, said: Said) -> None:
+        if isinstance(said, Broken):
+            self._broke(actor, said)
+        elif isinstance(said, Slow):
+            crew = moved_outside(self._crews[actor], said.task)
+            if crew != self._crews[actor]:
+                name = self._name(said.task)
+                log.info(
+                    "actor %d: %s keeps its other tasks waiting: each environment of it gets a"
+                    " process of its own", actor, name,
+                )  # fmt: skip
+                self._reform(actor, crew)
+        elif isinstance(said, Reformed):
+            crew = self._reforming.pop(actor)
+            if said.aborted:
+                self._faults.append(Fault(actor, NO_TASK, said.aborted, False, NO_TASK))
+            if crew == self._crews[actor]:
+                self._offer_all(actor)
+            else:  # it was changed again since
+                self._reform(actor, self._crews[actor])
+
+    def _reform(self, actor: int, crew: Crew) -> None:
+        """Lets an actor play another crew; games of environments that stay go on."""
+        self._crews[actor] = crew
+        for key in [key for key in self._groups_due if key[0] == actor]:
+            del self._groups_due[key]  # all of the crew are built now
+        if actor in self._connections and actor not in self._reforming:
+            self._reforming[actor] = crew
+            self._tell(actor, Reform(crew))
 
     def _start_those_due(self) -> None:
         now = time.monotonic()
         for actor in [actor for actor, due in self._due.items() if due <= now]:
             del self._due[actor]
             self._spawn(actor)
+        for actor, group in [key for key, due in self._groups_due.items() if due <= now]:
+            del self._groups_due[actor, group]
+            self._tell(actor, Restart(group))
 
     def _end_those_hanging(self) -> None:
         timeout_s = self._restarts.step_timeout_s
@@ -198,32 +257,58 @@ class SharedMemoryTransport:
         process.join()
         process.close()
         task = self._beats.task(actor)
-        played = [t for t in self._builder.tasks[actor] if t not in self._without[actor]]
-        where = f"actor {actor} (playing {self._names(played)}) failed"
+        tasks = played(self._crews[actor])
+        where = f"actor {actor} (playing {self._names(tasks)}) failed"
         if task != NO_TASK:
             where += f" in {self._name(task)}"
-        aborted = played if self._beats.playing(actor) else []
+        aborted = tasks if self._beats.playing(actor) else []
         self._beats.clear(actor)
         self._lives[actor] += 1
-        wait_s = self._budget.spend(task)
-        lost = NO_TASK
+        self._reforming.pop(actor, None)
+        wait_s = self._spend(task, where, cause)
+        lost = NO_TASK if wait_s is not None else task
+        self._reform(actor, without(self._crews[actor], lost))
+        again = bool(self._crews[actor])
+        if again:
+            self._due[actor] = time.monotonic() + (wait_s or 0.0)
+        self._report(where, cause, Fault(actor, task, aborted, again, lost), wait_s)
+
+    def _broke(self, actor: int, broken: Broken) -> None:
+        """An environment that has a process of its own failed: the rest of its actor plays on."""
+        task = broken.task
+        where = f"actor {actor}: an environment failed in {self._name(task)}"
+        wait_s = self._spend(task, where, broken.cause)
+        lost = NO_TASK if wait_s is not None else task
         if wait_s is None:
-            if self._restarts.then == "stop" or task == NO_TASK:
-                often = self._restarts.per_task
-                where += f", more often than restarts.per_task={often} times" if often else ""
-                raise ActorError(f"{where}:\n{cause}")
-            lost, wait_s = task, 0.0
-            self._without[actor].add(task)
-            played = [t for t in played if t != task]
-        if played:
-            self._due[actor] = time.monotonic() + wait_s
-            then = f"it starts again in {wait_s:g} s (failure {self._budget.text(task)})"
+            self._reform(actor, without(self._crews[actor], lost))
+        elif actor not in self._reforming:
+            self._groups_due[actor, broken.group] = time.monotonic() + wait_s
+        again = bool(self._crews[actor])
+        if not again:
+            self._connections.pop(actor).close()
+            self._processes.pop(actor).kill()
+        fault = Fault(actor, task, [task] if broken.aborted else [], again, lost)
+        self._report(where, broken.cause, fault, wait_s)
+
+    def _spend(self, task: int, where: str, cause: str) -> float | None:
+        """Seconds before a restart, None if the run is to go on without the task."""
+        wait_s = self._budget.spend(task)
+        if wait_s is None and (self._restarts.then == "stop" or task == NO_TASK):
+            often = self._restarts.per_task
+            where += f", more often than restarts.per_task={often} times" if often else ""
+            raise ActorError(f"{where}:\n{cause}")
+        return wait_s
+
+    def _report(self, where: str, cause: str, fault: Fault, wait_s: float | None) -> None:
+        if wait_s is not None:
+            often = self._budget.text(fault.task)
+            then = f"it starts again in {wait_s:g} s (failure {often})"
+        elif fault.restarted:
+            then = f"it goes on without {self._name(fault.lost)}"
         else:
             then = "it has no other task and stays away"
-        if lost != NO_TASK:
-            then = f"it goes on without {self._name(lost)}" if played else then
         log.warning("%s; %s:\n%s", where, then, cause)
-        self._faults.append(Fault(actor, task, aborted, bool(played), lost))
+        self._faults.append(fault)
         if not (self._connections or self._due):
             raise ActorError(f"{where}, and no actor has a task left:\n{cause}")
 
@@ -261,47 +346,65 @@ def _act(
     actor: int,
     builder: ActorBuilder,
     connection: Connection,
-    sets: list[slice],
+    crew: Crew,
     *,
     memory: SharedMemory,
     weights_memory: SharedMemory,
     beats_memory: SharedMemory,
+    num_actors: int,
     total_slots: int,
     seed: int,
-    without: Collection[int],
     life: int,
     niceness: int,
+    step_timeout_s: float | None,
 ) -> None:
     """The life of an actor's process."""
     die_with_parent()
     os.nice(niceness)
     torch.set_num_threads(1)
     try:
-        storage = carve(builder.layout, total_slots, memory.tensor())
-        weights = Weights(builder.agent, weights_memory.tensor())
-        beats = Heartbeats(len(builder.tasks), beats_memory.tensor())
+        storage = carve(builder.layout, total_slots, tensor(memory))
+        weights = Weights(builder.agent, tensor(weights_memory))
+        beats = Heartbeats(num_actors, beats_memory.array())
         for shared in (memory, weights_memory, beats_memory):
             shared.close()
 
-        def acquire() -> slice:
+        def orders() -> list[Order]:
             beats.plays(actor)
+            received = []
             with _learner_needed():
-                (index,) = _SET.unpack(connection.recv_bytes())
-            return sets[index]
+                while connection.poll(0):
+                    received.append(_order(connection.recv_bytes()))
+            return received
 
         made = builder.build(
-            actor, storage, weights, seed,
-            watch=lambda task: beats.waits_for(actor, task), without=without, life=life,
+            actor, storage, seed, weights=weights, crew=crew, life=life,
+            watch=lambda task: beats.waits_for(actor, task), step_timeout_s=step_timeout_s,
+            pace=Pace() if builder.move_slow else None,
         )  # fmt: skip
-        for unroll in made.unrolls(acquire):
-            header = _HEADER.pack(_UNROLL, unroll.slots.start, unroll.slots.stop, *unroll.seconds)
+        for said in made.play(orders, connection):
             with _learner_needed():
-                connection.send_bytes(header + unroll.games.tobytes())
+                if said is None:
+                    connection.poll(None)
+                else:
+                    connection.send_bytes(_message(said))
     except Exception:
-        connection.send_bytes(
-            _HEADER.pack(_FAILURE, 0, 0, 0, 0, 0) + traceback.format_exc().encode()
-        )
+        connection.send_bytes(_FAILURE + traceback.format_exc().encode())
         sys.exit(1)
+
+
+def _order(message: bytes) -> Order:
+    if message[:1] == _FREE:
+        group, start, stop = _SET.unpack_from(message, 1)
+        return Free(group, slice(start, stop))
+    return pickle.loads(message[1:])
+
+
+def _message(said: Said) -> bytes:
+    if isinstance(said, Unroll):
+        slots = said.slots
+        return _UNROLL + _FILLED.pack(slots.start, slots.stop, *said.seconds) + said.games.tobytes()
+    return _PICKLED + pickle.dumps(said)
 
 
 @contextmanager

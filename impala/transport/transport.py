@@ -1,22 +1,25 @@
 """The contract of a transport: it owns processes and memory.
 
 It starts the actors, brings full slots to the learner and takes weights back. Each environment
-owns `slots_per_environment` slots of the storage; an actor fills one set of neighbouring slots, one
-for each of its environments, while the learner has the others. When no set is free the actor waits:
-nothing is dropped, and no unroll can be older than the sets it queued behind.
+owns `slots_per_environment` slots of the storage; environments that step together fill one set of
+neighbouring slots, one for each of them, while the learner has the others. When no set is free they
+wait: nothing is dropped, and no unroll can be older than the sets it queued behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from impala.actor import Actor
 from impala.agents.agent import Agent
+from impala.crew import Crew
+from impala.messages import Free
 from impala.trajectory import Trajectory
 from impala.transport.restarts import Fault
 from impala.weights import Weights
@@ -42,56 +45,87 @@ class ActorBuilder(Protocol):
     """Makes an actor where it lives; it is pickled to get there."""
 
     agent: Agent
-    layout: Trajectory  # of impala.trajectory.Field
-    tasks: Sequence[Sequence[int]]  # the task of each environment of each actor
     task_names: Sequence[str]
+    move_slow: bool  # to processes of their own: environments that keep others waiting
+
+    @property
+    def layout(self) -> Trajectory:
+        """Of impala.trajectory.Field."""
+        ...
+
+    @property
+    def crews(self) -> Sequence[Crew]:
+        """What each actor plays at first. It never has more environments than then."""
+        ...
 
     def build(
-        self,
-        actor: int,
-        storage: Trajectory,
-        weights: Weights,
-        seed: int,
-        *,
-        watch: Callable[[int], None] = ...,
-        without: Collection[int] = (),
-        life: int = 0,
+        self, actor: int, storage: Trajectory, seed: int, *, weights: Weights, **options: Any
     ) -> Actor:
         """See `impala.actor_pool.ActorPool.build`."""
         ...
 
 
 class Slots:
-    """Which slots belong to which actor, and when a set of them is free again."""
+    """Which slots belong to which actor, and when a set of them is free again.
+
+    Each actor owns as many runs of neighbouring slots as an environment has slots, each with a slot
+    for every environment that it may have. A group of environments has a part of each run: a set.
+
+        run 0                     run 1
+        group 0, set 0 | group 1  group 0, set 1 | group 1
+    """
 
     def __init__(self, actor_sizes: Sequence[int], slots_per_environment: int) -> None:
         self.total = sum(actor_sizes) * slots_per_environment
-        self.sets: list[list[slice]] = []
-        owner = np.empty((self.total, 2), np.int64)
-        start = 0
-        for actor, size in enumerate(actor_sizes):
-            self.sets.append([])
-            for index in range(slots_per_environment):
-                owner[start : start + size] = actor, index
-                self.sets[actor].append(slice(start, start + size))
-                start += size
-        self._owner = owner
-        self._out = np.zeros((len(actor_sizes), slots_per_environment), np.int64)
+        self._runs = slots_per_environment
+        self._sizes = list(actor_sizes)
+        self._starts = np.cumsum([0, *actor_sizes]) * slots_per_environment
+        self._groups: list[list[slice]] = [[] for _ in actor_sizes]  # within a run
+        self._out = np.zeros(self.total, np.bool_)
+
+    def partition(self, actor: int, group_sizes: Sequence[int]) -> None:
+        """The actor's groups from now on; all of its sets are others then."""
+        edges = np.cumsum([0, *group_sizes]).tolist()
+        if edges[-1] > self._sizes[actor]:
+            raise ValueError(f"groups of {group_sizes} in {self._sizes[actor]} columns")
+        self._groups[actor] = [slice(a, b) for a, b in pairwise(edges)]
 
     def taken(self, slots: NDArray[np.int64]) -> None:
-        """A whole set went to the learner."""
-        actor, index = self._owner[slots[0]]
-        self._out[actor, index] += len(slots)
+        """They went to the learner."""
+        self._out[slots] = True
 
-    def free(self, actor: int) -> list[int]:
+    def free(self, actor: int) -> list[Free]:
         """The sets of an actor of which the learner has nothing."""
-        return np.flatnonzero(self._out[actor] == 0).tolist()
+        sets = [
+            Free(group, self._set(actor, group, run))
+            for run in range(self._runs)
+            for group in range(len(self._groups[actor]))
+        ]
+        return [free for free in sets if not self._out[free.slots].any()]
 
-    def released(self, slots: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """The learner has read these slots; returns (actor, set) of the sets now wholly free."""
-        np.subtract.at(self._out, tuple(self._owner[slots].T), 1)
-        touched = np.unique(self._owner[slots], axis=0)
-        return [(int(a), int(s)) for a, s in touched if self._out[a, s] == 0]
+    def released(self, slots: NDArray[np.int64]) -> list[tuple[int, Free]]:
+        """The learner has read these slots; returns the actors and sets that are now wholly free.
+
+        Slots of an actor whose groups have changed since are free, but no set of its own.
+        """
+        self._out[slots] = False
+        touched = {}
+        actors = np.searchsorted(self._starts, slots, side="right") - 1
+        for slot, actor in zip(slots.tolist(), actors.tolist(), strict=True):
+            run, column = divmod(slot - int(self._starts[actor]), self._sizes[actor])
+            for group, columns in enumerate(self._groups[actor]):
+                if columns.start <= column < columns.stop:
+                    touched[actor, group, run] = Free(group, self._set(actor, group, run))
+        return [
+            (actor, free)
+            for (actor, _, _), free in touched.items()
+            if not self._out[free.slots].any()
+        ]
+
+    def _set(self, actor: int, group: int, run: int) -> slice:
+        start = int(self._starts[actor]) + run * self._sizes[actor]
+        columns = self._groups[actor][group]
+        return slice(start + columns.start, start + columns.stop)
 
 
 class Transport(Protocol):

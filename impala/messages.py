@@ -1,0 +1,80 @@
+"""What an actor says, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from impala.crew import Crew
+
+NO_TASK = -1
+GAME = np.dtype([("task", "<i4"), ("raw_return", "<f8"), ("steps", "<i4")])
+"""A finished whole game: index of its task, sum of raw rewards, length in agent steps."""
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """Columns of the storage that it has filled. A group need not fill all slots it was given."""
+
+    slots: slice
+    games: NDArray[np.void]  # of dtype GAME: those that ended during this unroll
+    environments_s: float  # seconds spent in the environments,
+    inference_s: float  # in the network,
+    waiting_s: float  # and waiting for free slots, or for others, since the unroll before
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        return self.environments_s, self.inference_s, self.waiting_s
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An environment that has a process of its own failed. Its group waits for `Restart`."""
+
+    group: int
+    task: int
+    aborted: bool  # whether it was in a game
+    cause: str
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Environments of this task keep the others of the first group waiting."""
+
+    task: int
+
+
+@dataclass(frozen=True)
+class Reformed:
+    """It plays as `Reform` said, and has no slots."""
+
+    aborted: Sequence[int]  # the task of each game that nobody will finish
+
+
+@dataclass(frozen=True)
+class Free:
+    """Slots that a group may fill."""
+
+    group: int
+    slots: slice
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A broken group is to be built again."""
+
+    group: int
+
+
+@dataclass(frozen=True)
+class Reform:
+    """Play this crew from now on; slots given before are taken back."""
+
+    crew: Crew
+
+
+Order = Free | Restart | Reform
+Said = Unroll | Broken | Slow | Reformed

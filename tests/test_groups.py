@@ -1,0 +1,268 @@
+"""Environments of one actor that step at their own pace: partial batches, moves, changes of crew."""
+
+import logging
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from impala.actor_pool import ActorPool
+from impala.crew import Seat, crew_of, group_sizes, moved_outside, played, without
+from impala.messages import Broken, Free, Reform, Reformed, Restart, Unroll
+from impala.pace import SAMPLES, Pace
+from impala.trajectory import allocate, gather, map_structure
+from impala.transport.restarts import NO_TASK, Restarts
+from impala.transport.shared_memory import SharedMemoryTransport
+from impala.transport.transport import Slots
+from tests.counting import CountingAgent, CountingSuite
+from tests.test_actor import FixedWeights
+from tests.test_restarts import WHOLE, Seen
+
+NAMES = ["three", "five"]
+UNROLL = 7
+
+
+class Played:
+    """An actor whose slots are freed at once; every unroll that it fills is kept, in order."""
+
+    def __init__(self, crew, capacity=None, *, fault=None, lives=False, step_timeout_s=None, **suite):
+        size = capacity or sum(seat.count for seat in crew)
+        suite = CountingSuite(NAMES, fault=fault, lives=lives, **suite)
+        self.pool = ActorPool(suite, CountingAgent(), [[0] * size], UNROLL, False)
+        self.storage = allocate(self.pool.layout, 2 * size)
+        self.slots = Slots([size], 2)
+        self.orders = []
+        self.actor = self.pool.build(
+            0, self.storage, 1, weights=FixedWeights(), crew=crew, step_timeout_s=step_timeout_s
+        )
+        self.said = self.actor.play(self.ordered)
+        self.unrolls, self.games = [], []
+        self.recrew(crew)
+
+    def ordered(self):
+        taken, self.orders = self.orders, []
+        return taken
+
+    def recrew(self, crew):
+        self.slots.partition(0, group_sizes(crew))
+        self.orders += self.slots.free(0)
+
+    def until(self, done):
+        """The last thing it said, `done` of which is true."""
+        end = time.monotonic() + 120
+        for said in self.said:
+            assert time.monotonic() < end
+            if isinstance(said, Unroll):
+                columns = range(said.slots.start, said.slots.stop)
+                copy = allocate(self.pool.layout, len(columns))
+                gather(self.storage, torch.tensor(columns), copy)
+                self.unrolls.append(copy)
+                self.games += said.games.tolist()
+                group = next(f.group for f in self.slots.free(0) if columns[0] in range(
+                    f.slots.start, f.slots.stop))
+                self.orders.append(Free(group, said.slots))
+            if done(said):
+                return said
+        raise AssertionError
+
+    def columns(self, task):
+        """Each environment's unrolls of a task, in order, where it has one column in each."""
+        return [u for u in self.unrolls if u.task[0] == task]
+
+
+@pytest.fixture
+def play():
+    actors = []
+
+    def make(*args, **kwargs):
+        actors.append(Played(*args, **kwargs))
+        return actors[-1]
+
+    yield make
+    for played_one in actors:
+        played_one.actor.close()
+
+
+def check_rows(unroll):
+    """What must hold in every unroll of the counting suite, whoever else was answered with it."""
+    (state,) = unroll.core_state
+    steps = unroll.steps
+    for t in range(UNROLL):
+        state = state.masked_fill(steps.first[t][:, None], 0.0) + 1
+        assert torch.equal(state[:, 0], unroll.outputs.seen[t])  # the actor's state is the learner's
+        assert torch.equal(state[:, 0], steps.frame[t, :, 0, 0, 0] + 1.0)
+    length = torch.where(unroll.task == 0, 3.0, 5.0)
+    ended = steps.frame[1:, :, 0, 0, 0] == 0
+    assert torch.equal(steps.first[1:], ended)
+    counted = torch.where(ended, length, steps.frame[1:, :, 0, 0, 0].float())
+    assert torch.equal(steps.reward[1:], counted)
+    assert torch.equal(steps.truncation_value[1:] > 0, ended & (unroll.task == 1))
+    assert (steps.last_action[1:] == 1).all()
+
+
+def check_joints(unrolls):
+    """Row T of an unroll is row 0 of the next one of the same environment."""
+    for before, after in zip(unrolls, unrolls[1:], strict=False):
+        for last, first in zip(before.steps, after.steps, strict=True):
+            assert torch.equal(last[-1], first[0])
+
+
+def test_groups_are_all_inside_and_each_outside():
+    crew = crew_of([0, 0, 1, 1, 2], outside=[1])
+    assert crew == (Seat(0, 2), Seat(1, 2, True), Seat(2, 1))
+    assert group_sizes(crew) == [3, 1, 1]
+    assert group_sizes(moved_outside(crew, 0)) == [1, 1, 1, 1, 1]
+    assert played(without(crew, 1)) == [0, 0, 2]
+    assert group_sizes(()) == []
+
+
+def test_environments_outside_play_by_the_same_contract(play):
+    actor = play(crew_of([0, 0, 1, 1], outside=[1]))
+    actor.until(lambda said: len(actor.columns(1)) >= 12)
+    assert {len(u.task) for u in actor.columns(0)} == {2}
+    assert {len(u.task) for u in actor.columns(1)} == {1}
+    for unroll in actor.unrolls:
+        check_rows(unroll)
+    check_joints(actor.columns(0))
+    assert {tuple(game) for game in actor.games} == WHOLE
+
+
+def test_whoever_is_ready_is_answered(play):
+    """A slow one outside takes 7 s for an unroll; the others, inside, do not wait for it."""
+    actor = play(crew_of([0, 0, 1], outside=[1]), fault="slow", faulty="five")
+    actor.until(lambda said: len(actor.columns(0)) >= 200)
+    assert len(actor.columns(1)) <= 100
+    for unroll in actor.unrolls:
+        check_rows(unroll)
+
+
+def test_a_crew_changes_and_games_go_on(play):
+    first = crew_of([0, 0, 1, 1], outside=[1])
+    second = (Seat(0, 3), Seat(1, 1, True))
+    actor = play(first)
+    actor.until(lambda said: len(actor.columns(1)) >= 3)
+    for crew, gone in ((second, [1]), (first, [0]), (second, [1]), (second, [])):
+        actor.until(lambda said: all(group.started for group in actor.actor._groups))
+        actor.orders.append(Reform(crew))
+        said = actor.until(lambda said: isinstance(said, Reformed))
+        assert said.aborted == gone
+        before, actor.unrolls = len(actor.games), []
+        actor.recrew(crew)
+        actor.until(lambda said: len(actor.columns(1)) >= 4 and len(actor.columns(0)) >= 4)
+        assert {len(u.task) for u in actor.columns(0)} == {crew[0].count}
+        for unroll in actor.unrolls:
+            check_rows(unroll)
+        check_joints(actor.columns(0))
+        assert {tuple(game) for game in actor.games[before:]} == WHOLE  # none is cut or doubled
+
+
+@pytest.mark.parametrize("fault", ["raise", "hang"])
+def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
+    actor = play(
+        crew_of([0, 0, 1, 1], outside=[1]), fault=fault, faulty="five", once=tmp_path / "once",
+        step_timeout_s=3.0,
+    )  # fmt: skip
+    broken = actor.until(lambda said: isinstance(said, Broken))
+    assert (broken.task, broken.aborted) == (1, True) and broken.group in (1, 2)
+    cause = "broke at its 50th step" if fault == "raise" else "it got no answer for 3 s"
+    assert cause in broken.cause
+    count = len(actor.columns(0)), len(actor.columns(1))
+    actor.until(lambda said: len(actor.columns(0)) >= count[0] + 5)  # they play on without it
+    actor.orders.append(Restart(broken.group))
+    actor.until(lambda said: len(actor.columns(1)) >= count[1] + 30)
+    for unroll in actor.unrolls:
+        check_rows(unroll)
+    check_joints(actor.columns(0))
+    assert {tuple(game) for game in actor.games} == WHOLE
+
+
+def test_pace_finds_the_one_that_others_wait_for():
+    pace = Pace()
+    found = []
+    for step in range(8 * SAMPLES):
+        task = step % 8
+        last_s = 20.0 if task == 5 else 1.0
+        if pace.too_slow(task, last_s, 27.0, 8):
+            found.append(task)
+    assert found == [5]
+    even = Pace()  # equal ones that work in turn, and ones whose threads work side by side
+    assert not any(even.too_slow(s % 2, 1.0, 2.0, 2) for s in range(4 * SAMPLES))
+    assert not any(even.too_slow(s % 9, 0.01, 5.0, 9) for s in range(9 * SAMPLES))
+
+
+@pytest.fixture
+def started():
+    transports = []
+
+    def start(tasks, restarts=None, outside=(), move_slow=False, **suite):
+        pool = ActorPool(
+            CountingSuite(NAMES, **suite), CountingAgent(), tasks, UNROLL, False, outside, move_slow
+        )
+        transports.append(SharedMemoryTransport(builder=pool, restarts=restarts))
+        transports[-1].start(CountingAgent(), 0, seed=1)
+        return transports[-1]
+
+    yield start
+    for transport in transports:
+        transport.close()
+
+
+class Counted(Seen):
+    """Counts the unrolls of each task."""
+
+    def __init__(self, transport):
+        super().__init__(transport)
+        self.tasks = Counter()
+
+    def received(self, delivery):
+        storage = map_structure(torch.clone, self.transport.storage.task)
+        self.tasks.update(storage[torch.from_numpy(delivery.slots)].tolist())
+
+
+def test_what_keeps_others_waiting_is_moved_to_processes_of_its_own(started, caplog):
+    transport = started([[0, 0, 1, 1]], move_slow=True, fault="sluggish", faulty="five")
+    seen = Counted(transport)
+    with caplog.at_level(logging.INFO):
+        seen.until(lambda: seen.tasks[0] > 400)
+    assert seen.tasks[1] < 200
+    assert "actor 0: five keeps its other tasks waiting" in caplog.text
+    assert seen.games == WHOLE
+    seen.until(lambda: seen.faults)
+    assert [(f.aborted, f.restarted, f.lost) for f in seen.faults] == [([1, 1], False, NO_TASK)]
+    seen.tasks.clear()
+    seen.until(lambda: seen.tasks[1] >= 4)
+
+
+def test_nothing_is_moved_that_is_not_asked_for(started):
+    seen = Counted(started([[0, 0, 1, 1]], fault="sluggish", faulty="five"))
+    seen.until(lambda: seen.tasks[0] > 40)
+    assert seen.tasks[0] == seen.tasks[1]
+
+
+@pytest.mark.parametrize("fault", ["kill", "unbuildable"])
+def test_a_process_that_fails_is_named_and_starts_again_alone(fault, started, tmp_path, caplog):
+    transport = started(
+        [[0, 0, 1, 1]], Restarts(per_task=3, backoff_s=0.1), outside=[1],
+        fault=fault, faulty="five", once=tmp_path / "once",
+    )  # fmt: skip
+    actor = transport._processes[0].pid
+    seen = Counted(transport)
+    with caplog.at_level(logging.WARNING):
+        seen.until(lambda: seen.faults and seen.tasks[1] >= 30)
+    assert transport._processes[0].pid == actor
+    (fault_seen,) = seen.faults
+    assert (fault_seen.task, fault_seen.restarted, fault_seen.lost) == (1, True, NO_TASK)
+    assert fault_seen.aborted == ([] if fault == "unbuildable" else [1])
+    assert "actor 0: an environment failed in five; it starts again in 0.1 s" in caplog.text
+    assert seen.games == WHOLE
+
+
+def test_a_task_outside_that_keeps_failing_is_left_out(started):
+    restarts = Restarts(per_task=1, backoff_s=0.0, then="continue")
+    transport = started([[0, 0, 1], [1]], restarts, [1], fault="unbuildable", faulty="five")
+    seen = Counted(transport)
+    seen.until(lambda: sum(f.lost == 1 for f in seen.faults) == 2)
+    assert not seen.faults[-1].restarted or not seen.faults[-2].restarted  # actor 1 has no other
+    seen.until(lambda: seen.tasks[0] > 100)
+    assert (seen.tasks[1], seen.games) == (0, {(0, 6.0, 3)})
