@@ -34,7 +34,7 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
-    "algorithm.max_lag", "algorithm.stale",
+    "algorithm.max_lag", "algorithm.stale", "actors", "inference",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers
@@ -44,6 +44,7 @@ LEAST = {  # of whole numbers
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
+    "inference.min_batch": 1, "inference.max_batch": 1,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
@@ -51,11 +52,14 @@ NULLABLE = (  # where null leaves the choice to the program
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
-    "restarts.backoff_s", "restarts.step_timeout_s",
+    "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
+    "inference.timeout_s",
 )  # fmt: skip
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
+    "inference.device": ("auto", "cpu", "cuda"),
+    "actors.outside": ("auto", "always", "never"),
     "restarts.then": ("stop", "continue"),
     "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
@@ -183,6 +187,9 @@ def _saved_config(cfg: DictConfig, run_dir: Path) -> DictConfig:
         raise UsageError(f"{shown(path)} is damaged and cannot be read: {reason}") from error
     if not isinstance(saved, DictConfig):
         raise UsageError(f"{shown(path)} is damaged: it has no keys")
+    for key in cfg:
+        if key in CHANGEABLE and key not in saved:  # a run from before there was such a key
+            saved[key] = cfg[key]
     if missing := [str(key) for key in cfg if key not in saved]:
         raise UsageError(
             f"{shown(path)} is damaged or of another version: it lacks {', '.join(missing)}"
@@ -200,7 +207,7 @@ def _wrong_types(cfg: DictConfig, overrides: Sequence[Override]) -> Iterator[str
     defaults = _defaults(overrides) if values else cfg
     for key in values:
         value, default = OmegaConf.select(cfg, key), OmegaConf.select(defaults, key)
-        if key in LEAST or default is None:
+        if key in LEAST or default is None or key == "actors.mix":
             continue  # see `_wrong_sizes`, or the part that it is for
         if type(default) is int and isinstance(value, float) and value.is_integer():
             OmegaConf.update(cfg, key, int(value))

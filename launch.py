@@ -39,9 +39,11 @@ from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
+from impala.inference_server import Batching
 from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
+from impala.mix import Mix, task_weights
 from impala.transport.restarts import Restarts
 from run_directory import claimed, link_latest, resume_command, shown
 from suites.score import Scoreboard
@@ -69,11 +71,14 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite.check()
     device = pick_device(cfg.device)
     agent = build_agent(cfg, suite)
+    mix, batching = build_mix(cfg, suite), build_batching(cfg)
     tasks = assign_tasks(
         len(suite.tasks),
-        cfg.num_actors or available_cores(),
+        # Two for each core where another process answers: one plays while the other waits for it.
+        cfg.num_actors or available_cores() * (2 if batching else 1),
         cfg.envs_per_actor,
         cfg.min_environments,
+        mix,
     )
     algorithm = cfg.algorithm
     check_slots(cfg, sum(map(len, tasks)))
@@ -90,6 +95,10 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         tasks=tasks,
         unroll_length=algorithm.unroll_length,
         life_loss_ends_episode=algorithm.life_loss_ends_episode,
+        outside=range(len(suite.tasks)) if cfg.actors.outside == "always" else (),
+        move_slow=cfg.actors.outside == "auto",
+        mix=mix,
+        batching=batching,
     )
     learner = Learner(
         agent,
@@ -250,6 +259,22 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
         feed_back=cfg.network.feed_back,
         _recursive_=False,
     )
+
+
+def build_mix(cfg: DictConfig, suite: Suite) -> Mix | None:
+    given = cfg.actors.mix
+    mix = given if isinstance(given, str) else OmegaConf.to_container(given)
+    weights = task_weights(cast(Any, mix), [task.name for task in suite.tasks])
+    return None if weights is None else Mix(weights, cfg.actors.reassign_every_s)
+
+
+def build_batching(cfg: DictConfig) -> Batching | None:
+    if not cfg.inference:
+        return None
+    if cfg.choices.transport == "in_process":
+        raise UsageError("inference=server is a process: transport=in_process has none")
+    options = cast(dict[str, Any], OmegaConf.to_container(cfg.inference, resolve=True))
+    return Batching(**{**options, "device": pick_device(options["device"]).type})
 
 
 def check_slots(cfg: DictConfig, environments: int) -> None:

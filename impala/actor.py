@@ -93,7 +93,7 @@ class _Group:
     @property
     def rests(self) -> bool:
         """It could begin an unroll."""
-        return self.started and not self.broken and self.slots is None and bool(self.free)
+        return not (self.broken or self.busy or self.slots is not None) and bool(self.free)
 
 
 class Actor:
@@ -143,7 +143,7 @@ class Actor:
         self._unused = list(range(size))  # numbers
         self._games: list[tuple[int, float, int]] = []
         self._environments_s = self._inference_s = 0.0
-        self._sending_s = 0.0, 0.0  # to the last environment of the first group, and to all
+        self._clock: list[float] = []  # before and after each of the first group was sent to
         self._since_s = time.perf_counter()
         self._said: list[Broken | Slow | Reformed] = []
         self._reform: Crew | None = None
@@ -354,13 +354,11 @@ class Actor:
             with self._breaking(index):
                 group.worker.send(actions)
         else:
-            last = start
+            self._clock = [start]
             for member, columns in group.playing:
-                last = time.perf_counter()
                 self._watch(member.task)
                 member.environment.send(actions[columns])
-            now = time.perf_counter()
-            self._sending_s = now - last, now - start
+                self._clock.append(time.perf_counter())
         self._environments_s += time.perf_counter() - start
 
     def _receive_all(self) -> bool:
@@ -387,7 +385,8 @@ class Actor:
 
     def _receive(self, group: _Group) -> None:
         """Writes what the environments answer into the next row."""
-        start = last = time.perf_counter()
+        start = time.perf_counter()
+        clock = [start]
         numbers, actions = group.numbers, group.actions
         assert actions is not None
         if group.slots is not None:
@@ -400,7 +399,6 @@ class Actor:
         rows.truncation_value[:] = 0.0
         lives = self._lives[numbers]
         for member, columns in group.playing:
-            last = time.perf_counter()
             if group.worker is None:
                 self._watch(member.task)
             (
@@ -415,14 +413,14 @@ class Actor:
                 )
                 final = [info["final_obs"][i - columns.start] for i in cut]
                 rows.truncation_value[cut] = self._value(final, cut, rows, numbers)
+            clock.append(time.perf_counter())
         self._watch(NO_TASK)
-        now = time.perf_counter()
         if self._pace is not None and group.worker is None and len(group.playing) > 1:
-            member = group.playing[-1][0]
-            last_s, total_s = self._sending_s[0] + now - last, self._sending_s[1] + now - start
-            if self._pace.too_slow(member.task, last_s, total_s, len(group.playing)):
-                self._said.append(Slow(member.task))
-            group.playing.append(group.playing.pop(0))  # everyone is the last one in turn
+            seconds = (np.diff(self._clock) + np.diff(clock)).tolist()
+            last = group.playing[-1][0].task
+            if self._pace.too_slow(last, seconds):
+                self._said.append(Slow(last))
+            group.playing.append(group.playing.pop(self._pace.longest(seconds)))
         rows.truncated[:] &= ~rows.terminated
         self._count(rows, numbers)
         if self._life_loss_ends_episode:

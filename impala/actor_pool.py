@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,22 +13,31 @@ import numpy as np
 from impala.actor import Actor
 from impala.agents.agent import Agent
 from impala.crew import Crew, crew_of
-from impala.inference import LocalInference, WeightsSource
+from impala.inference import Inference, LocalInference, WeightsSource
+from impala.inference_server import Batching, RemoteInference
+from impala.mix import Ledger, Mix, TaskTurns, dealt
 from impala.trajectory import Trajectory, trajectory_layout
 from impala.worker import WorkerEnv
 
 if TYPE_CHECKING:
     from suites.suite import Suite, TaskVectorEnv
 
+SLOW_NICENESS = 10  # added to that of the actor
+
 
 def assign_tasks(
-    num_tasks: int, num_actors: int, envs_per_actor: int | None, min_environments: int = 1
+    num_tasks: int,
+    num_actors: int,
+    envs_per_actor: int | None,
+    min_environments: int = 1,
+    mix: Mix | None = None,
 ) -> list[list[int]]:
     """The task index of every environment of every actor.
 
     The rule: environments are spread over the tasks as evenly as possible (no task has two more
     than another), in the suite's order, and dealt to the actors in contiguous blocks, so that an
-    actor holds few tasks with several environments each.
+    actor holds few tasks with several environments each. With a mix they are spread by its weights
+    and dealt one by one, so that every actor can play what is behind.
 
     envs_per_actor: None gives every task the same number of environments, the least that makes
         `min_environments` in total, and every actor the same number of them to within one.
@@ -48,6 +58,8 @@ def assign_tasks(
             f" for {num_tasks} tasks, and each task needs one: set"
             f" envs_per_actor={-(-num_tasks // num_actors)} or more, or choose fewer suite.tasks"
         )
+    if mix is not None:
+        return dealt(mix.weights, num_actors, total)
     tasks = [column * num_tasks // total for column in range(total)]
     edges = [actor * total // num_actors for actor in range(num_actors + 1)]
     return [tasks[start:end] for start, end in pairwise(edges)]
@@ -62,6 +74,8 @@ class ActorPool:
     outside: tasks of which each environment has a process of its own from the beginning.
     move_slow: whether others that prove too slow to be stepped with others get one. Only with
         processes; see `impala.pace`.
+    mix: shares of the learner's frames; None: they fall where speed puts them.
+    batching: of the server that answers the actors; None: each answers itself.
     """
 
     suite: Suite
@@ -71,6 +85,12 @@ class ActorPool:
     life_loss_ends_episode: bool
     outside: Collection[int] = ()
     move_slow: bool = False
+    mix: Mix | None = None
+    batching: Batching | None = None
+
+    @property
+    def num_actions(self) -> int:
+        return self.suite.spec.num_actions
 
     @property
     def task_names(self) -> list[str]:
@@ -93,12 +113,16 @@ class ActorPool:
         seed: int,
         *,
         weights: WeightsSource,
+        server: Connection | None = None,
+        ledger: Ledger | None = None,
         crew: Crew | None = None,
         life: int = 0,
         **options: Any,
     ) -> Actor:
         """The actor of that number.
 
+        server: who answers; None: the actor itself, with these weights.
+        ledger: of all actors, where there is a mix.
         crew: None is its first.
         life: 1 and up for those that take the place of one that failed, with seeds of their own.
         options: others of `Actor`.
@@ -106,22 +130,28 @@ class ActorPool:
         capacity = len(self.tasks[actor])
         if crew is None:
             crew = self.crews[actor]
-        noise_seed, *_ = actor_seeds(seed, actor, 0, life)
-        return Actor(
-            crew=crew,
-            make=_Making(self.suite, seed, actor, life),
-            inference=LocalInference(
+        inference: Inference
+        if server is not None:
+            inference = RemoteInference(server)
+        else:
+            noise_seed, *_ = actor_seeds(seed, actor, 0, life)
+            inference = LocalInference(
                 self.agent,
                 weights,
                 num_environments=capacity,
-                num_actions=self.suite.spec.num_actions,
+                num_actions=self.num_actions,
                 seed=noise_seed,
                 storage=storage,
-            ),
+            )
+        return Actor(
+            crew=crew,
+            make=_Making(self, seed, actor, life),
+            inference=inference,
             storage=storage,
             unroll_length=self.unroll_length,
             life_loss_ends_episode=self.life_loss_ends_episode,
             capacity=capacity,
+            turns=TaskTurns(ledger, actor, self.mix.weights) if ledger and self.mix else None,
             **options,
         )
 
@@ -129,8 +159,8 @@ class ActorPool:
 class _Making:
     """Makes an actor's environments, each with a seed that no other has."""
 
-    def __init__(self, suite: Suite, seed: int, actor: int, life: int) -> None:
-        self._suite = suite
+    def __init__(self, pool: ActorPool, seed: int, actor: int, life: int) -> None:
+        self._pool = pool
         self._identity = seed, actor, life
         self._made = 0
 
@@ -139,10 +169,13 @@ class _Making:
         first = 1 + self._made  # after the policy's
         self._made += count
         seeds = actor_seeds(seed, actor, self._made, life)[first:]
-        level = self._suite.tasks[task]
+        suite = self._pool.suite
+        level = suite.tasks[task]
         if outside:
-            return WorkerEnv(self._suite, level, count, seeds)
-        return self._suite.make(level, count, seeds)
+            # Those that were found slow take what the others leave, unless all are to keep up.
+            polite = self._pool.mix is None and task not in self._pool.outside
+            return WorkerEnv(suite, level, count, seeds, niceness=SLOW_NICENESS if polite else 0)
+        return suite.make(level, count, seeds)
 
 
 def actor_seeds(seed: int, actor: int, num_environments: int, life: int = 0) -> list[int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,5 +79,41 @@ class Reform:
     crew: Crew
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The actor ends."""
+
+    cause: str  # its traceback
+
+
 Order = Free | Restart | Reform
-Said = Unroll | Broken | Slow | Reformed
+Said = Unroll | Broken | Slow | Reformed | Failed
+
+
+# Through a pipe: what is said once an unroll is packed by hand, the rest is pickled.
+
+_UNROLL, _FREE, _OTHER = b"u", b"f", b"o"  # the first byte
+_UNROLL_HEAD = struct.Struct("<qqddd")
+_FREE_HEAD = struct.Struct("<qqq")
+
+
+def packed(message: Order | Said) -> bytes:
+    if isinstance(message, Unroll):
+        slots = message.slots
+        head = _UNROLL_HEAD.pack(slots.start, slots.stop, *message.seconds)
+        return _UNROLL + head + message.games.tobytes()
+    if isinstance(message, Free):
+        slots = message.slots
+        return _FREE + _FREE_HEAD.pack(message.group, slots.start, slots.stop)
+    return _OTHER + pickle.dumps(message)
+
+
+def unpacked(message: bytes) -> Any:
+    if message[:1] == _UNROLL:
+        start, stop, *seconds = _UNROLL_HEAD.unpack_from(message, 1)
+        games = np.frombuffer(message, GAME, offset=1 + _UNROLL_HEAD.size)
+        return Unroll(slice(start, stop), games, *seconds)
+    if message[:1] == _FREE:
+        group, start, stop = _FREE_HEAD.unpack_from(message, 1)
+        return Free(group, slice(start, stop))
+    return pickle.loads(message[1:])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections.abc import Sequence
 
-SAMPLES = 5
+SAMPLES = 3
+LONG_S = 10.0  # that others have waited is enough to know, whatever the number of samples
 RATIO = 3.0
 SHARE = 0.1
 
@@ -14,25 +15,36 @@ class Pace:
     """Watches environments that are stepped as one: sent to in turn, then received from in turn.
 
     How long one of them keeps the others waiting is seen when it is the last in turn, since the
-    others are then done: what it still takes, and what sending to it took. Each is the last now and
-    then. It is too slow if, in the median of `SAMPLES` such steps, that is more than `RATIO` times
-    what each of the others takes and more than `SHARE` of the step.
+    others are then done: what it still takes, and what sending to it took. So whichever seemed to
+    take longest is the last of the next step. It is too slow if, in the median of `SAMPLES` such
+    steps in a row, that is more than `RATIO` times what each of the others takes and more than
+    `SHARE` of the step.
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.clear()
 
     def clear(self) -> None:
         """They are others now."""
-        self._samples.clear()
+        self._last = -1
+        self._samples: list[tuple[float, float]] = []
+        self._waited_s = 0.0
 
-    def too_slow(self, task: int, last_s: float, total_s: float, count: int) -> bool:
-        """Whether that can be said now of the task that was last among `count`."""
-        others_s = (total_s - last_s) / (count - 1)
-        samples = self._samples[task]
-        samples.append((last_s / max(others_s, 1e-9), last_s / total_s))
-        if len(samples) < SAMPLES:
+    def longest(self, seconds: Sequence[float]) -> int:
+        """Which one should be the last of the next step; `seconds` that each took, in turn."""
+        return max(range(len(seconds)), key=seconds.__getitem__)
+
+    def too_slow(self, last: int, seconds: Sequence[float]) -> bool:
+        """Whether that is now known of `last`, a name of the last one in turn."""
+        if last != self._last:
+            self.clear()
+            self._last = last
+        total_s = sum(seconds)
+        others_s = (total_s - seconds[-1]) / (len(seconds) - 1)
+        self._samples.append((seconds[-1] / max(others_s, 1e-9), seconds[-1] / total_s))
+        self._waited_s += seconds[-1]
+        if len(self._samples) < SAMPLES and self._waited_s < LONG_S:
             return False
-        ratio, share = (statistics.median(values) for values in zip(*samples, strict=True))
-        samples.clear()
+        ratio, share = (statistics.median(values) for values in zip(*self._samples, strict=True))
+        self.clear()
         return ratio > RATIO and share > SHARE

@@ -1,15 +1,18 @@
-"""Environments of one actor that step at their own pace: partial batches, moves, changes of crew."""
+"""Environments of one actor at their own pace: partial batches, moves, changes of crew."""
 
 import logging
 import time
 from collections import Counter
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from impala.actor_pool import ActorPool
 from impala.crew import Seat, crew_of, group_sizes, moved_outside, played, without
 from impala.messages import Broken, Free, Reform, Reformed, Restart, Unroll
+from impala.mix import Mix
 from impala.pace import SAMPLES, Pace
 from impala.trajectory import allocate, gather, map_structure
 from impala.transport.restarts import NO_TASK, Restarts
@@ -26,16 +29,14 @@ UNROLL = 7
 class Played:
     """An actor whose slots are freed at once; every unroll that it fills is kept, in order."""
 
-    def __init__(self, crew, capacity=None, *, fault=None, lives=False, step_timeout_s=None, **suite):
+    def __init__(self, crew, capacity=None, *, fault=None, lives=False, **suite):
         size = capacity or sum(seat.count for seat in crew)
         suite = CountingSuite(NAMES, fault=fault, lives=lives, **suite)
         self.pool = ActorPool(suite, CountingAgent(), [[0] * size], UNROLL, False)
         self.storage = allocate(self.pool.layout, 2 * size)
         self.slots = Slots([size], 2)
         self.orders = []
-        self.actor = self.pool.build(
-            0, self.storage, 1, weights=FixedWeights(), crew=crew, step_timeout_s=step_timeout_s
-        )
+        self.actor = self.pool.build(0, self.storage, 1, weights=FixedWeights(), crew=crew)
         self.said = self.actor.play(self.ordered)
         self.unrolls, self.games = [], []
         self.recrew(crew)
@@ -59,8 +60,11 @@ class Played:
                 gather(self.storage, torch.tensor(columns), copy)
                 self.unrolls.append(copy)
                 self.games += said.games.tolist()
-                group = next(f.group for f in self.slots.free(0) if columns[0] in range(
-                    f.slots.start, f.slots.stop))
+                group = next(
+                    f.group
+                    for f in self.slots.free(0)
+                    if columns[0] in range(f.slots.start, f.slots.stop)
+                )
                 self.orders.append(Free(group, said.slots))
             if done(said):
                 return said
@@ -90,7 +94,9 @@ def check_rows(unroll):
     steps = unroll.steps
     for t in range(UNROLL):
         state = state.masked_fill(steps.first[t][:, None], 0.0) + 1
-        assert torch.equal(state[:, 0], unroll.outputs.seen[t])  # the actor's state is the learner's
+        assert torch.equal(
+            state[:, 0], unroll.outputs.seen[t]
+        )  # the actor's state is the learner's
         assert torch.equal(state[:, 0], steps.frame[t, :, 0, 0, 0] + 1.0)
     length = torch.where(unroll.task == 0, 3.0, 5.0)
     ended = steps.frame[1:, :, 0, 0, 0] == 0
@@ -103,7 +109,7 @@ def check_rows(unroll):
 
 def check_joints(unrolls):
     """Row T of an unroll is row 0 of the next one of the same environment."""
-    for before, after in zip(unrolls, unrolls[1:], strict=False):
+    for before, after in pairwise(unrolls):
         for last, first in zip(before.steps, after.steps, strict=True):
             assert torch.equal(last[-1], first[0])
 
@@ -160,10 +166,15 @@ def test_a_crew_changes_and_games_go_on(play):
 @pytest.mark.parametrize("fault", ["raise", "hang"])
 def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     actor = play(
-        crew_of([0, 0, 1, 1], outside=[1]), fault=fault, faulty="five", once=tmp_path / "once",
-        step_timeout_s=3.0,
+        crew_of([0, 0, 1, 1], outside=[1]), fault=fault, faulty="five", once=tmp_path / "once"
     )  # fmt: skip
+    if fault == "hang":
+        actor.until(
+            lambda said: all(group.started for group in actor.actor._groups)
+        )  # a busy machine may take long to build them
+        actor.actor._step_timeout_s = 3.0
     broken = actor.until(lambda said: isinstance(said, Broken))
+    actor.actor._step_timeout_s = None
     assert (broken.task, broken.aborted) == (1, True) and broken.group in (1, 2)
     cause = "broke at its 50th step" if fault == "raise" else "it got no answer for 3 s"
     assert cause in broken.cause
@@ -177,28 +188,47 @@ def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     assert {tuple(game) for game in actor.games} == WHOLE
 
 
-def test_pace_finds_the_one_that_others_wait_for():
-    pace = Pace()
-    found = []
-    for step in range(8 * SAMPLES):
-        task = step % 8
-        last_s = 20.0 if task == 5 else 1.0
-        if pace.too_slow(task, last_s, 27.0, 8):
-            found.append(task)
-    assert found == [5]
-    even = Pace()  # equal ones that work in turn, and ones whose threads work side by side
-    assert not any(even.too_slow(s % 2, 1.0, 2.0, 2) for s in range(4 * SAMPLES))
-    assert not any(even.too_slow(s % 9, 0.01, 5.0, 9) for s in range(9 * SAMPLES))
+def paced(durations, parallel, steps):
+    """What Pace says of environments that take so long, in steps of them all."""
+    pace, order, found = Pace(), list(range(len(durations))), []
+    for _ in range(steps):
+        seconds, now = [], 0.0
+        for one in order:  # in threads all work from the start on, else only while received from
+            end = max(now, durations[one]) if parallel else now + durations[one]
+            seconds.append(end - now + 1e-5)
+            now = end
+        if pace.too_slow(order[-1], seconds):
+            found.append(order[-1])
+        order.append(order.pop(pace.longest(seconds)))
+    return found
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_pace_finds_the_one_that_others_wait_for(parallel):
+    durations = np.array([1, 1, 20, 1, 1, 1]) / 1000
+    assert paced(durations, parallel, 10 * SAMPLES + 1) == [2] * 10
+    assert paced(durations, parallel, SAMPLES) == []
+    assert paced(durations * 1000, parallel, 2) == [2]  # they have waited long enough to know
+    assert set(paced([0.01, 0.2, 0.01, 0.2, *[0.01] * 8], False, 20)) <= {1, 3}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_pace_leaves_those_alone_that_take_much_the_same(parallel):
+    draw = np.random.default_rng(0)
+    assert paced(draw.uniform(0.5, 1.0, 12), parallel, 100) == []
+    assert paced([1.0, 1.0], parallel, 100) == []
+    assert paced([0.001] * 28 + [0.003], parallel, 300) == []
 
 
 @pytest.fixture
 def started():
     transports = []
 
-    def start(tasks, restarts=None, outside=(), move_slow=False, **suite):
+    def start(tasks, restarts=None, outside=(), move_slow=False, mix=None, **suite):
         pool = ActorPool(
-            CountingSuite(NAMES, **suite), CountingAgent(), tasks, UNROLL, False, outside, move_slow
-        )
+            CountingSuite(NAMES, **suite), CountingAgent(), tasks, UNROLL, False, outside,
+            move_slow, mix,
+        )  # fmt: skip
         transports.append(SharedMemoryTransport(builder=pool, restarts=restarts))
         transports[-1].start(CountingAgent(), 0, seed=1)
         return transports[-1]
@@ -266,3 +296,20 @@ def test_a_task_outside_that_keeps_failing_is_left_out(started):
     assert not seen.faults[-1].restarted or not seen.faults[-2].restarted  # actor 1 has no other
     seen.until(lambda: seen.tasks[0] > 100)
     assert (seen.tasks[1], seen.games) == (0, {(0, 6.0, 3)})
+
+
+def test_a_mix_holds_whatever_the_speed_and_environments_change_tasks(started, caplog):
+    """One task is a hundred times slower than the other, and is to have two thirds of all steps."""
+    transport = started(
+        [[0, 0, 0, 1, 1, 1]] * 2, move_slow=True, mix=Mix(np.array([1 / 3, 2 / 3]), 2.0),
+        fault="sluggish", faulty="five",
+    )  # fmt: skip
+    seen = Counted(transport)
+    with caplog.at_level(logging.INFO):
+        seen.until(lambda: "five has 11 (had" in caplog.text)
+    assert "environments change tasks, so that shares are as actors.mix says: three" in caplog.text
+    seen.until(lambda: not transport._reforming)
+    seen.tasks.clear()
+    seen.until(lambda: seen.tasks[0] >= 100)
+    assert seen.tasks[1] / seen.tasks[0] == pytest.approx(2.0, rel=0.2)
+    assert seen.games == WHOLE

@@ -14,7 +14,7 @@ import pytest
 
 from impala.worker import WorkerEnv, WorkerError
 from suites.catch import Catch
-from tests.counting import CountingSuite
+from tests.counting_suite import CountingSuite
 
 
 @pytest.fixture
@@ -84,10 +84,14 @@ def test_nobody_waits_for_it(worker):
 )
 def test_how_it_failed_is_said(worker, fault, cause):
     environment = worker(CountingSuite(["three"], fault=fault))
-    with pytest.raises(WorkerError, match=cause):
+
+    def play():
         environment.reset()
         for _ in range(50):
             environment.step(np.zeros(2, int))
+
+    with pytest.raises(WorkerError, match=cause):
+        play()
 
 
 def test_one_that_does_not_answer_can_be_killed(worker):
@@ -130,7 +134,7 @@ def test_it_ends_with_its_parent(tmp_path):
     ) as parent:  # fmt: skip
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert "torch" not in open(f"/proc/{pid}/maps").read()  # it is small
+        assert "torch" not in Path(f"/proc/{pid}/maps").read_text()  # it is small
         parent.send_signal(signal.SIGKILL)
     end = time.monotonic() + 30
     while psutil.pid_exists(pid):

@@ -54,16 +54,31 @@ class Shallow(Torso):
         (layer normalisation, Ba et al. 2016); no parameters are added. In a game most pixels
         never change. They are then most of what a unit sees, its weights move together at each
         step of Adam, and most units soon are always off or always on; what moves is lost.
+    motion_gain: None, or weights of the first convolution are for the newest frame and, this many
+        times stronger, for what changed from each frame of the stack to the next. It is the same
+        function of other parameters, in which what moves weighs more than the background.
     """
 
     def __init__(
-        self, frame_shape: tuple[int, ...], *, hidden_size: int = 256, normalise: bool = False
+        self,
+        frame_shape: tuple[int, ...],
+        *,
+        hidden_size: int = 256,
+        normalise: bool = False,
+        motion_gain: float | None = None,
     ) -> None:
         super().__init__()
         # A channel is normalised over its image, which has to have two points.
         channels, height, width = _image_shape(frame_shape, smallest=28 if normalise else 20)
         self.out_features = hidden_size
         self.normalise = normalise
+        mixing = None
+        if motion_gain is not None:  # Unlike the paper:
+            frames = torch.eye(channels)  # the oldest first
+            mixing = motion_gain * (frames.roll(-1, 0) - frames)
+            mixing[-1] = frames[-1]
+        self.mixing: Tensor | None
+        self.register_buffer("mixing", mixing, persistent=False)
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=4, stride=2)
         rows, columns = (((size - 8) // 4 - 3) // 2 + 1 for size in (height, width))
@@ -94,7 +109,10 @@ class Shallow(Torso):
         words = frames.view(torch.int32)  # four pixels of a row travel as one
         blocks = words.view(count, channels, rows, 4, columns).permute(0, 2, 4, 1, 3).contiguous()
         blocks = blocks.view(torch.uint8).view(count, rows, columns, 16 * channels)
-        weight = (self.conv1.weight / 255.0).view(-1, channels, 2, 4, 2, 4)
+        weight = self.conv1.weight / 255.0
+        if self.mixing is not None:
+            weight = torch.einsum("ochw,cd->odhw", weight, self.mixing)
+        weight = weight.view(-1, channels, 2, 4, 2, 4)
         weight = weight.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
         return F.conv2d(_converted(blocks).permute(0, 3, 1, 2), weight, self.conv1.bias)
 

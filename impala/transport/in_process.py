@@ -13,6 +13,7 @@ from impala.actor import Actor
 from impala.agents.agent import Agent
 from impala.crew import crew_size, group_sizes
 from impala.messages import Broken, Order, Said, Unroll
+from impala.mix import Ledger
 from impala.trajectory import allocate
 from impala.transport.restarts import Fault, Restarts
 from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
@@ -47,8 +48,14 @@ class InProcess:
     def start(self, agent: Agent, version: int, seed: int) -> None:
         self._weights = Weights(agent, torch.zeros(Weights.size(agent), dtype=torch.uint8))
         self.publish(agent, version)
+        ledger = None
+        if self._builder.mix is not None:
+            size = len(self._orders), len(self._builder.task_names)
+            ledger = Ledger(*size, np.zeros(Ledger.size(*size), np.uint8))
         for index in range(len(self._orders)):
-            actor = self._builder.build(index, self.storage, seed, weights=self._weights)
+            actor = self._builder.build(
+                index, self.storage, seed, weights=self._weights, ledger=ledger
+            )
             self._actors.append(actor)
             self._play.append((index, actor.play(lambda index=index: self._ordered(index))))
 

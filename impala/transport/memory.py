@@ -1,4 +1,4 @@
-"""The storage of all unrolls and the weights, laid out in one block of shared memory each."""
+"""What the processes of a run share: unrolls, weights, signs of life, and who has played what."""
 
 from __future__ import annotations
 
@@ -6,9 +6,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from impala.agents.agent import Agent
 from impala.memory import SharedMemory
+from impala.mix import Ledger
 from impala.trajectory import Trajectory, allocate
-from impala.weights import aligned
+from impala.transport.restarts import Heartbeats
+from impala.transport.transport import ActorBuilder
+from impala.weights import Weights, aligned
+
+
+class Shared:
+    """Blocks of shared memory; it is sent to a process by being an argument of its start."""
+
+    def __init__(self, builder: ActorBuilder, total_slots: int) -> None:
+        actors, tasks = len(builder.crews), len(builder.task_names)
+        self._size = builder.layout, total_slots, actors, tasks
+        self._blocks = [
+            SharedMemory(size)
+            for size in (
+                carved_size(builder.layout, total_slots),
+                Weights.size(builder.agent),
+                Heartbeats.size(actors),
+                Ledger.size(actors, tasks),
+            )
+        ]
+
+    def storage(self) -> Trajectory:
+        layout, total_slots, _, _ = self._size
+        return carve(layout, total_slots, tensor(self._blocks[0]))
+
+    def weights(self, agent: Agent) -> Weights:
+        return Weights(agent, tensor(self._blocks[1]))
+
+    def beats(self) -> Heartbeats:
+        _, _, actors, _ = self._size
+        return Heartbeats(actors, self._blocks[2].array())
+
+    def ledger(self) -> Ledger:
+        _, _, actors, tasks = self._size
+        return Ledger(actors, tasks, self._blocks[3].array())
+
+    def close(self) -> None:
+        """Gives up the descriptors. What was taken from the blocks stays."""
+        for block in self._blocks:
+            block.close()
 
 
 def tensor(memory: SharedMemory) -> Tensor:

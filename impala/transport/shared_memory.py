@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
-import pickle
 import resource
 import signal
-import struct
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from impala.agents.agent import Agent
-from impala.children import die_with_parent, signals_held
+from impala.children import signals_held
 from impala.crew import Crew, crew_size, group_sizes, moved_outside, played, without
-from impala.memory import SharedMemory
 from impala.messages import (
-    GAME,
     NO_TASK,
     Broken,
-    Free,
+    Failed,
     Order,
     Reform,
     Reformed,
@@ -41,18 +33,18 @@ from impala.messages import (
     Said,
     Slow,
     Unroll,
+    packed,
+    unpacked,
 )
-from impala.pace import Pace
-from impala.transport.memory import carve, carved_size, tensor
-from impala.transport.restarts import Budget, Fault, Heartbeats, Restarts
+from impala.mix import Balance, environments
+from impala.transport.actor_process import act
+from impala.transport.inference_process import InferenceProcess
+from impala.transport.memory import Shared
+from impala.transport.restarts import Budget, Fault, Restarts
 from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
-from impala.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_UNROLL, _FREE, _PICKLED, _FAILURE = b"u", b"f", b"p", b"!"  # the first byte of a message
-_FILLED = struct.Struct("<qqddd")  # first slot, one past the last, seconds of impala.actor.Unroll
-_SET = struct.Struct("<qqq")  # group, first slot, one past the last
 _SPARE_FILES = 64  # open files that everything else may need: libraries, logs, checkpoints
 
 
@@ -82,12 +74,13 @@ class SharedMemoryTransport:
         self._slots = Slots([crew_size(crew) for crew in self._crews], slots_per_environment)
         self.total_slots = self._slots.total
         _check_open_files(num_actors)
-        self._memory = SharedMemory(carved_size(builder.layout, self.total_slots))
-        self.storage = carve(builder.layout, self.total_slots, tensor(self._memory))
-        self._beats_memory = SharedMemory(Heartbeats.size(num_actors))
-        self._beats = Heartbeats(num_actors, self._beats_memory.array())
-        self._weights_memory = SharedMemory(Weights.size(builder.agent))
-        self._weights = Weights(builder.agent, tensor(self._weights_memory))
+        self._shared = Shared(builder, self.total_slots)
+        self.storage = self._shared.storage()
+        self._beats = self._shared.beats()
+        self._weights = self._shared.weights(builder.agent)
+        self._balance = Balance(self._shared.ledger(), builder.mix) if builder.mix else None
+        self._server: InferenceProcess | None = None
+        self._servers = 0  # started so far
         self._processes: dict[int, BaseProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._due: dict[int, float] = {}  # when an actor that failed is started again,
@@ -100,33 +93,35 @@ class SharedMemoryTransport:
     def start(self, agent: Agent, version: int, seed: int) -> None:
         self._seed = seed
         self.publish(agent, version)
+        self._start_server()
         for actor in range(len(self._crews)):
             self._spawn(actor)
 
     def receive(self, timeout_s: float) -> list[Delivery]:
         self._start_those_due()
         self._end_those_hanging()
+        self._reassign()
         deliveries = []
         actors = {connection: actor for actor, connection in self._connections.items()}
-        if not actors:
+        sources = [*actors, *([self._server.control] if self._server else [])]
+        if not sources:
             time.sleep(timeout_s)
-        for connection in wait(list(actors), timeout_s):
-            actor = actors[connection]  # type: ignore[index]
+        for connection in wait(sources, timeout_s):
+            assert isinstance(connection, Connection)
+            if connection not in actors:
+                self._server_failed()
+                break  # every actor was ended with it
+            actor = actors[connection]
             try:
-                message = connection.recv_bytes()  # type: ignore[union-attr]
+                said: Said = unpacked(connection.recv_bytes())
             except (EOFError, OSError):  # its end, also in the middle of a message
-                self._failed(actor, self._cause_of_death(actor))
-                continue
-            if message[:1] == _UNROLL:
-                start, stop, *seconds = _FILLED.unpack_from(message, 1)
-                slots = np.arange(start, stop)
+                said = Failed(self._cause_of_death(actor))
+            if isinstance(said, Unroll):
+                slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                games = np.frombuffer(message, GAME, offset=1 + _FILLED.size)
-                deliveries.append(Delivery(actor, slots, games, *seconds))
-            elif message[:1] == _FAILURE:
-                self._failed(actor, message[1:].decode())
+                deliveries.append(Delivery(actor, slots, said.games, *said.seconds))
             else:
-                self._heard(actor, pickle.loads(message[1:]))
+                self._heard(actor, said)
         return deliveries
 
     def faults(self) -> list[Fault]:
@@ -153,8 +148,10 @@ class SharedMemoryTransport:
         self._connections.clear()
         self._processes.clear()
         self._due.clear()
-        for memory in (self._memory, self._beats_memory, self._weights_memory):
-            memory.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._shared.close()
 
     # Actors that come and go
 
@@ -163,16 +160,12 @@ class SharedMemoryTransport:
         self._hanging.discard(actor)
         context = multiprocessing.get_context("spawn")  # private: the program's own is untouched
         ours, theirs = context.Pipe(duplex=True)
+        server = self._server.pipe(actor) if self._server else None
         process = context.Process(
-            target=_act,
+            target=act,
             name=f"actor-{actor}",
-            args=(actor, self._builder, theirs, self._crews[actor]),
+            args=(actor, self._builder, theirs, server, self._crews[actor], self._shared),
             kwargs={
-                "memory": self._memory,
-                "weights_memory": self._weights_memory,
-                "beats_memory": self._beats_memory,
-                "num_actors": len(self._crews),
-                "total_slots": self.total_slots,
                 "seed": self._seed,
                 "life": self._lives[actor],
                 "niceness": self._niceness,
@@ -182,7 +175,9 @@ class SharedMemoryTransport:
         )
         with signals_held():
             process.start()
-        theirs.close()
+        for end in (theirs, server):
+            if end is not None:
+                end.close()
         self._processes[actor] = process
         self._connections[actor] = ours
         self._offer_all(actor)
@@ -193,16 +188,14 @@ class SharedMemoryTransport:
             self._tell(actor, free)
 
     def _tell(self, actor: int, order: Order) -> None:
-        if isinstance(order, Free):
-            message = _FREE + _SET.pack(order.group, order.slots.start, order.slots.stop)
-        else:
-            message = _PICKLED + pickle.dumps(order)
         with suppress(BrokenPipeError, ConnectionResetError):
             # If it died: `receive` finds what it left in its pipe and says why.
-            self._connections[actor].send_bytes(message)
+            self._connections[actor].send_bytes(packed(order))
 
     def _heard(self, actor: int, said: Said) -> None:
-        if isinstance(said, Broken):
+        if isinstance(said, Failed):
+            self._failed(actor, said.cause)
+        elif isinstance(said, Broken):
             self._broke(actor, said)
         elif isinstance(said, Slow):
             crew = moved_outside(self._crews[actor], said.task)
@@ -231,6 +224,27 @@ class SharedMemoryTransport:
             self._reforming[actor] = crew
             self._tell(actor, Reform(crew))
 
+    def _reassign(self) -> None:
+        """Gives tasks that fall short of their share more environments, if a mix says so."""
+        if self._balance is None or self._reforming or self._due:
+            return
+        crews = self._balance.crews(self._crews)
+        if crews is None:
+            return
+        names = self._builder.task_names
+        before, after = environments(self._crews, len(names)), environments(crews, len(names))
+        log.info(
+            "environments change tasks, so that shares are as actors.mix says: %s",
+            ", ".join(
+                f"{name} has {now} (had {then})"
+                for name, then, now in zip(names, before, after, strict=True)
+                if then != now
+            ),
+        )
+        for actor, crew in enumerate(crews):
+            if crew != self._crews[actor]:
+                self._reform(actor, crew)
+
     def _start_those_due(self) -> None:
         now = time.monotonic()
         for actor in [actor for actor, due in self._due.items() if due <= now]:
@@ -249,22 +263,46 @@ class SharedMemoryTransport:
                 self._hanging.add(actor)
                 self._processes[actor].kill()  # `receive` finds the end of its pipe
 
-    def _failed(self, actor: int, cause: str) -> None:
-        """Ends what is left of an actor, and starts it again or gives it up."""
+    def _start_server(self) -> None:
+        if self._builder.batching is not None:
+            self._server = InferenceProcess(self._builder, self._shared, self._seed, self._servers)
+            self._servers += 1
+
+    def _server_failed(self) -> None:
+        """Its core states are lost, so that every game is: all start again."""
+        assert self._server is not None
+        cause = self._server.cause_of_death()
+        self._server.close()
+        self._server = None
+        where = "the inference server failed"
+        wait_s = self._spend(NO_TASK, where, cause) or 0.0
+        aborted = []
+        for actor in list(self._connections):
+            aborted += self._buried(actor)
+            self._due[actor] = time.monotonic() + wait_s
+        self._start_server()
+        self._report(where, cause, Fault(NO_TASK, NO_TASK, aborted, True, NO_TASK), wait_s)
+
+    def _buried(self, actor: int) -> list[int]:
+        """Ends what is left of an actor; returns the task of each game that nobody will finish."""
         self._connections.pop(actor).close()
         process = self._processes.pop(actor)
         process.kill()
         process.join()
         process.close()
-        task = self._beats.task(actor)
-        tasks = played(self._crews[actor])
-        where = f"actor {actor} (playing {self._names(tasks)}) failed"
-        if task != NO_TASK:
-            where += f" in {self._name(task)}"
-        aborted = tasks if self._beats.playing(actor) else []
+        aborted = played(self._crews[actor]) if self._beats.playing(actor) else []
         self._beats.clear(actor)
         self._lives[actor] += 1
         self._reforming.pop(actor, None)
+        return aborted
+
+    def _failed(self, actor: int, cause: str) -> None:
+        """An actor failed: it starts again, or is given up."""
+        task = self._beats.task(actor)
+        where = f"actor {actor} (playing {self._names(played(self._crews[actor]))}) failed"
+        if task != NO_TASK:
+            where += f" in {self._name(task)}"
+        aborted = self._buried(actor)
         wait_s = self._spend(task, where, cause)
         lost = NO_TASK if wait_s is not None else task
         self._reform(actor, without(self._crews[actor], lost))
@@ -340,77 +378,3 @@ def _check_open_files(num_actors: int) -> None:
             f"{num_actors} actors need about {needed} open files and the limit is {limit}:"
             f" raise it (`ulimit -n {needed}`) or set a smaller num_actors"
         )
-
-
-def _act(
-    actor: int,
-    builder: ActorBuilder,
-    connection: Connection,
-    crew: Crew,
-    *,
-    memory: SharedMemory,
-    weights_memory: SharedMemory,
-    beats_memory: SharedMemory,
-    num_actors: int,
-    total_slots: int,
-    seed: int,
-    life: int,
-    niceness: int,
-    step_timeout_s: float | None,
-) -> None:
-    """The life of an actor's process."""
-    die_with_parent()
-    os.nice(niceness)
-    torch.set_num_threads(1)
-    try:
-        storage = carve(builder.layout, total_slots, tensor(memory))
-        weights = Weights(builder.agent, tensor(weights_memory))
-        beats = Heartbeats(num_actors, beats_memory.array())
-        for shared in (memory, weights_memory, beats_memory):
-            shared.close()
-
-        def orders() -> list[Order]:
-            beats.plays(actor)
-            received = []
-            with _learner_needed():
-                while connection.poll(0):
-                    received.append(_order(connection.recv_bytes()))
-            return received
-
-        made = builder.build(
-            actor, storage, seed, weights=weights, crew=crew, life=life,
-            watch=lambda task: beats.waits_for(actor, task), step_timeout_s=step_timeout_s,
-            pace=Pace() if builder.move_slow else None,
-        )  # fmt: skip
-        for said in made.play(orders, connection):
-            with _learner_needed():
-                if said is None:
-                    connection.poll(None)
-                else:
-                    connection.send_bytes(_message(said))
-    except Exception:
-        connection.send_bytes(_FAILURE + traceback.format_exc().encode())
-        sys.exit(1)
-
-
-def _order(message: bytes) -> Order:
-    if message[:1] == _FREE:
-        group, start, stop = _SET.unpack_from(message, 1)
-        return Free(group, slice(start, stop))
-    return pickle.loads(message[1:])
-
-
-def _message(said: Said) -> bytes:
-    if isinstance(said, Unroll):
-        slots = said.slots
-        return _UNROLL + _FILLED.pack(slots.start, slots.stop, *said.seconds) + said.games.tobytes()
-    return _PICKLED + pickle.dumps(said)
-
-
-@contextmanager
-def _learner_needed() -> Iterator[None]:
-    """Ends the process if the other end of the pipe is gone."""
-    try:
-        yield
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        sys.exit(0)

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from impala.actor import Actor
 from impala.agents.agent import Agent
 from impala.crew import Crew
+from impala.inference_server import Batching
 from impala.messages import Free
+from impala.mix import Mix
 from impala.trajectory import Trajectory
 from impala.transport.restarts import Fault
 from impala.weights import Weights
@@ -47,11 +49,16 @@ class ActorBuilder(Protocol):
     agent: Agent
     task_names: Sequence[str]
     move_slow: bool  # to processes of their own: environments that keep others waiting
+    mix: Mix | None
+    batching: Batching | None  # of the inference server, if there is to be one
 
     @property
     def layout(self) -> Trajectory:
         """Of impala.trajectory.Field."""
         ...
+
+    @property
+    def num_actions(self) -> int: ...
 
     @property
     def crews(self) -> Sequence[Crew]:

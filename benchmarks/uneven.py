@@ -1,0 +1,247 @@
+"""Tasks of uneven speed: what one slow task costs the others, and what mix the learner gets.
+
+    python -m benchmarks.uneven
+
+Trains on eight Atari games, of which the last is made slower than the others by sleeping in each
+step: so many times the others' own time between two steps of an environment, measured first.
+Writes docs/results/uneven.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.training_run import FAREWELL_S, LAUNCH, end, exit_on_sigterm
+from impala.loggers.json_lines import read_points
+from suites.atari57 import Atari57
+from suites.suite import Task, TaskVectorEnv
+
+GAMES: tuple[str, ...] = (
+    "pong",
+    "breakout",
+    "boxing",
+    "freeway",
+    "seaquest",
+    "qbert",
+    "space_invaders",
+    "skiing",
+)
+OTHERS, SLOW = GAMES[:-1], GAMES[-1]
+PER_TASK = 8  # environments
+
+
+class SlowAtari(Atari57):
+    """Atari57, of which each step of each environment of a game takes `sleep_s` longer."""
+
+    def __init__(self, *, slow: str, sleep_s: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._slow, self._sleep_s = slow, sleep_s
+
+    def make(
+        self,
+        task: Task,
+        num_envs: int,
+        seeds: Sequence[int],
+        split: str = "train",
+        *,
+        threads: int = 1,
+    ) -> TaskVectorEnv:
+        environment = super().make(task, num_envs, seeds, split, threads=threads)
+        if task.name == self._slow:
+            whole, sleep_s = environment._recv, self._sleep_s * num_envs
+
+            def recv() -> Any:
+                time.sleep(sleep_s)
+                return whole()
+
+            environment._recv = recv
+        return environment
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run: what the learner got in its windows."""
+
+    others_per_s: float  # agent steps of the games that are not slow: the best window's
+    slow_per_s: float
+    all_per_s: float
+    shares: dict[str, float]  # of the learner's frames, in all windows together
+    coverage: float  # of the suite, at the end
+    score: float | None  # its median, in per cent
+    log: str
+
+
+def train(
+    games: Sequence[str], overrides: Sequence[str], *, warm_up_s: float, seconds: float,
+    windows: int, sleep_s: float | None = None,
+) -> Played:  # fmt: skip
+    """Plays `games` until the windows are full, `seconds` long each, after `warm_up_s`."""
+    own = [
+        "suite=atari57", f"suite.tasks=[{','.join(games)}]", "suite.full_action_space=true",
+        f"envs_per_actor={len(games) * PER_TASK // 2}", "num_actors=2", "log_every_s=1",
+        "loggers=[]", "total_frames=1_000_000_000",
+    ]  # fmt: skip
+    if sleep_s is not None:
+        own += ["suite._target_=benchmarks.uneven.SlowAtari"]
+        own += [f"+suite.slow={SLOW}", f"+suite.sleep_s={sleep_s}"]
+    with tempfile.TemporaryDirectory(prefix="uneven-", ignore_cleanup_errors=True) as folder:
+        run = Path(folder, "run")
+        command = [sys.executable, str(LAUNCH), *own, *overrides, f"hydra.run.dir={run}"]
+        process = subprocess.Popen(
+            command, cwd=report.ROOT, start_new_session=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            points: list[dict[str, Any]] = []
+            while not points or points[-1]["time_s"] < warm_up_s + windows * seconds + 10.0:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{command} ended with exit code {process.returncode}")
+                time.sleep(1.0)
+                points = list(read_points(run / "metrics.jsonl"))
+        finally:
+            end(process, FAREWELL_S)
+        log = (run / "train.log").read_text()
+        json.loads((run / "summary.json").read_text())
+    return summed(points, games, warm_up_s, seconds, windows, log)
+
+
+def summed(
+    points: Sequence[dict[str, Any]], games: Sequence[str], warm_up_s: float, seconds: float,
+    windows: int, log: str,
+) -> Played:  # fmt: skip
+    rates = []
+    total = dict.fromkeys(games, 0.0)
+    start_s = points[0]["time_s"] + warm_up_s
+    for window in range(windows):
+        edges = start_s + window * seconds, start_s + (window + 1) * seconds
+        steps, elapsed_s = dict.fromkeys(games, 0.0), 0.0
+        for before, point in pairwise(points):
+            if edges[0] <= before["time_s"] and point["time_s"] <= edges[1]:
+                elapsed_s += point["time_s"] - before["time_s"]
+                learned = (point["frames"] - before["frames"]) / 4
+                for game in games:
+                    steps[game] += learned * point.get(f"share/{game}", 0.0)
+        rates.append({game: count / elapsed_s for game, count in steps.items()})
+        for game, count in steps.items():
+            total[game] += count
+    last = points[-1]
+    others = [sum(rate for game, rate in each.items() if game != SLOW) for each in rates]
+    return Played(
+        others_per_s=max(others),
+        slow_per_s=statistics.median(each.get(SLOW, 0.0) for each in rates),
+        all_per_s=max(sum(each.values()) for each in rates),
+        shares={game: count / sum(total.values()) for game, count in total.items()},
+        coverage=last["score/coverage"],
+        score=last.get("score/median"),
+        log=log,
+    )
+
+
+def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
+    """A slow game beside seven others; also seconds between two steps of an environment."""
+    times = {"seconds": options.seconds, "windows": options.windows}
+    alone = train(OTHERS, [], warm_up_s=15, **times)
+    report.say(f"seven games: {alone.others_per_s:.0f} steps/s")
+    between_s = len(OTHERS) * PER_TASK / alone.others_per_s
+    rows = [["without it", "", report.number(alone.others_per_s), "1", "", "1"]]
+    for factor in options.factors:
+        for name, overrides in (
+            ("in a process of its own (default)", []), ("in lockstep", ["actors.outside=never"])
+        ):  # fmt: skip
+            # In lockstep the eight environments of the game sleep one after the other.
+            sleep_s = factor * between_s / (1 if not overrides else PER_TASK)
+            # By default they do so, too, until they are found slow, in a few steps.
+            warm_up_s = 40 + 4 * PER_TASK * sleep_s
+            played = train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times)
+            ratio = played.others_per_s / alone.others_per_s
+            report.say(f"{factor} times slower, {name}: others at {ratio:.3f}")
+            rows.append(
+                [
+                    f"{factor} times slower, {name}", f"{sleep_s * 1e3:.0f}",
+                    report.number(played.others_per_s), f"{ratio:.3f}",
+                    f"{played.slow_per_s:.1f}", f"{played.coverage:.3f}",
+                ]
+            )  # fmt: skip
+    return rows, between_s
+
+
+def mix_rows(options: argparse.Namespace, between_s: float) -> list[list[str]]:
+    rows = []
+    times = {"seconds": options.seconds, "windows": options.windows}
+    weights: dict[str, float] = dict.fromkeys(GAMES, 1.0) | {"pong": 4.0, "breakout": 2.0}
+    given = ",".join(f"{game}:{weight:g}" for game, weight in weights.items() if weight != 1)
+    cases = [
+        ("equal_actors", "equal_actors", None, 15.0),
+        ("equal_frames", "equal_frames", None, 15.0),
+        (f"{{{given}}}", f"{{{given}}}", None, 15.0),
+        ("equal_actors", f"equal_actors, {SLOW} 20 times slower", 20.0, 40.0),
+        ("equal_frames", f"equal_frames, {SLOW} 20 times slower", 20.0, 120.0),
+    ]
+    for mix, name, factor, warm_up_s in cases:
+        sleep_s = None if factor is None else factor * between_s
+        played = train(GAMES, [f"actors.mix={mix}"], warm_up_s=warm_up_s, sleep_s=sleep_s, **times)
+        target = weights if mix.startswith("{") else dict.fromkeys(GAMES, 1.0)
+        off = {
+            game: share * sum(target.values()) / target[game]
+            for game, share in played.shares.items()
+        }
+        low, high = min(off, key=lambda game: off[game]), max(off, key=lambda game: off[game])
+        report.say(f"{name}: {off[low]:.3f} to {off[high]:.3f}, {played.all_per_s:.0f} steps/s")
+        rows.append(
+            [
+                name, f"{off[low]:.3f} ({low})", f"{off[high]:.3f} ({high})",
+                f"{played.shares[SLOW]:.4f}", report.number(played.all_per_s),
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.uneven", description=__doc__)
+    parser.add_argument("--factors", nargs="+", type=int, default=[20, 100])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
+    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=report.RESULTS / "uneven.md")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    stalls, between_s = stall_rows(options)
+    mixes = mix_rows(options, between_s)
+    report.write(
+        options.out,
+        "# Tasks of uneven speed",
+        report.facts(report.made_here("benchmarks.uneven")),
+        f"Eight games with {PER_TASK} environments each in two actors, the shallow network;"
+        f" {SLOW} sleeps in each step. Rates are agent steps/s that the learner learned from, the"
+        f" best of {options.windows} windows of {options.seconds:g} s.",
+        "## What one slow task costs the others",
+        "*sleep*: of one environment in each step. *ratio*: of the seven others' rate to what they"
+        " reach without it. *coverage*: tasks with a finished game at the end; the suite has a"
+        " score from the first of them on.",
+        report.table(
+            ["the eighth game is", "sleep, ms", "others, steps/s", "ratio", f"{SLOW}, steps/s",
+             "coverage"], stalls
+        ),
+        "## What mix the learner gets",
+        "Each task's share of the learner's frames, divided by what `actors.mix` gives it: the"
+        " least and the most of eight. Equal shares are 1. With `equal_actors` shares are meant to"
+        " fall where speed puts them.",
+        report.table(
+            ["actors.mix", "least", "most", f"share of {SLOW}", "all, steps/s"], mixes
+        ),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
