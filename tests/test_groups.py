@@ -169,9 +169,8 @@ def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
         crew_of([0, 0, 1, 1], outside=[1]), fault=fault, faulty="five", once=tmp_path / "once"
     )  # fmt: skip
     if fault == "hang":
-        actor.until(
-            lambda said: all(group.started for group in actor.actor._groups)
-        )  # a busy machine may take long to build them
+        # Only then: on a busy machine it may take long to build them.
+        actor.until(lambda said: all(group.started for group in actor.actor._groups))
         actor.actor._step_timeout_s = 3.0
     broken = actor.until(lambda said: isinstance(said, Broken))
     actor.actor._step_timeout_s = None
