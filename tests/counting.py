@@ -9,9 +9,9 @@ from torch import Tensor
 
 from impala.agents.agent import Agent, CoreState, Loss
 from impala.trajectory import Step, Trajectory
-from tests.counting_suite import CountingSuite
+from tests.counting_suite import LENGTHS, CountingEnv, CountingSuite
 
-__all__ = ["CountingAgent", "CountingOutput", "CountingSuite"]
+__all__ = ["LENGTHS", "CountingAgent", "CountingEnv", "CountingOutput", "CountingSuite"]
 
 
 class CountingOutput(NamedTuple):

@@ -87,10 +87,17 @@ def test_every_key_is_described_with_its_default(suite: str) -> None:
 
 
 def test_nothing_is_described_that_is_no_key() -> None:
-    known = {"experiment", "network", "network/core", "algorithm.experience"}  # groups and nodes
+    known = {
+        "experiment",
+        "inference",
+        "network",
+        "network/core",
+        "algorithm.experience",
+    }  # groups and nodes
     for suite in ("atari57", "catch"):
         for optimizer in ("rmsprop", "adam"):
             choices = [f"suite={suite}", f"algorithm/optimizer={optimizer}", "network/core=lstm"]
+            choices += ["inference=server"]
             known |= set(leaves(compose(choices)))
     assert not {key for key in described() if not key.startswith("+")} - known
 

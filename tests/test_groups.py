@@ -216,7 +216,7 @@ def test_pace_leaves_those_alone_that_take_much_the_same(parallel):
     draw = np.random.default_rng(0)
     assert paced(draw.uniform(0.5, 1.0, 12), parallel, 100) == []
     assert paced([1.0, 1.0], parallel, 100) == []
-    assert paced([0.001] * 28 + [0.003], parallel, 300) == []
+    assert paced([0.001] * 28 + [0.003], False, 300) == []  # an eleventh is not worth it
 
 
 @pytest.fixture
