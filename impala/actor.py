@@ -9,9 +9,9 @@ row waiting.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from impala.crew import Crew, crew_size
+from impala.group import Games, Group, Member
 from impala.inference import Inference, Question
 from impala.messages import (
-    GAME,
     NO_TASK,
     Broken,
     Free,
@@ -34,8 +34,8 @@ from impala.messages import (
     Unroll,
 )
 from impala.pace import Pace
-from impala.trajectory import Step, Trajectory, empty_step, leaves, map_structure
-from impala.worker import WorkerEnv, WorkerError
+from impala.trajectory import Step, Trajectory, empty_step
+from impala.worker import WorkerError
 from suites.suite import TaskVectorEnv
 
 
@@ -52,48 +52,6 @@ class Turns(Protocol):
     def took(self, task: int, seconds: float) -> None:
         """An unroll of one of the task's environments took so long."""
         ...
-
-
-@dataclass
-class _Member:
-    """A vector environment of a group."""
-
-    environment: TaskVectorEnv
-    task: int
-    numbers: NDArray[np.int64]  # of its environments, among the actor's
-
-
-@dataclass
-class _Group:
-    members: list[_Member]
-    started: bool = True  # whether the first observation is there
-    broken: bool = False
-    asking: bool = False  # its row is to be asked about,
-    awaiting: bool = False  # was, and has no answer
-    actions: NDArray[np.int64] | None = None  # the answer: sent to environments that are at it
-    sent_s: float = 0.0  # when
-    free: list[slice] = field(default_factory=list)
-    slots: slice | None = None  # that the unroll is written to; None between two
-    t: int = 0  # the newest row
-    began_s: float = 0.0
-    playing: list[tuple[_Member, slice]] = field(default_factory=list)  # and its columns
-    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    @property
-    def worker(self) -> WorkerEnv | None:
-        """Its only environment, if that has a process of its own."""
-        environment = self.members[0].environment
-        return environment if isinstance(environment, WorkerEnv) else None
-
-    @property
-    def busy(self) -> bool:
-        """Its environments owe an answer."""
-        return not self.broken and (not self.started or self.actions is not None)
-
-    @property
-    def rests(self) -> bool:
-        """It could begin an unroll."""
-        return not (self.broken or self.busy or self.slots is not None) and bool(self.free)
 
 
 class Actor:
@@ -126,28 +84,19 @@ class Actor:
         self._make = make
         self._inference = inference
         self._unroll_length = unroll_length
-        self._life_loss_ends_episode = life_loss_ends_episode
         self._watch = watch
         self._turns = turns
         self._step_timeout_s = step_timeout_s
         self._pace = pace
-        self._storage: Any = map_structure(lambda leaf: leaf.numpy(), storage)
-        size = capacity or crew_size(crew)
-        # By number of the environment: the row that its next unroll begins with, and its game.
-        first_row = empty_step(tuple(storage.steps.frame.shape[2:]), size)
-        self._carry: Any = map_structure(lambda leaf: leaf.numpy(), first_row)
-        self._task = np.zeros(size, np.int64)
-        self._return = np.zeros(size)
-        self._steps = np.zeros(size, np.int32)
-        self._lives = np.zeros(size, np.int32)
-        self._unused = list(range(size))  # numbers
-        self._games: list[tuple[int, float, int]] = []
+        self._games = Games(
+            storage, capacity or crew_size(crew), life_loss_ends_episode=life_loss_ends_episode
+        )
         self._environments_s = self._inference_s = 0.0
         self._clock: list[float] = []  # before and after each of the first group was sent to
         self._since_s = time.perf_counter()
         self._said: list[Broken | Slow | Reformed] = []
         self._reform: Crew | None = None
-        self._groups: list[_Group] = []
+        self._groups: list[Group] = []
         self._recruit(crew)
 
     def play(
@@ -192,7 +141,8 @@ class Actor:
         elif isinstance(order, Restart):
             group = self._groups[order.group]
             (member,) = group.members
-            group.members = [self._member(member.task, True, member.numbers)]
+            self._games.give_back(member.numbers)
+            group.members = [self._member(member.task, True, 1)]
             group.broken, group.sent_s = False, time.monotonic()
         else:
             self._reform = order.crew
@@ -203,85 +153,55 @@ class Actor:
         Returns the task of each game that is given up.
         """
         aborted: list[int] = []
-        inside = [m for group in self._groups if group.worker is None for m in group.members]
-        outside = [group for group in self._groups if group.worker and not group.broken]
         for group in self._groups:
             self._withdraw(group)
-            if group.worker and group.broken:
-                self._unused += group.members[0].numbers.tolist()
-        stay: dict[int, list[_Member]] = {seat.task: [] for seat in crew if not seat.outside}
-        open_seats = {seat.task: seat.count for seat in crew if not seat.outside}
-        for member in inside:
-            if len(member.numbers) <= open_seats.get(member.task, 0):
-                stay[member.task].append(member)
-                open_seats[member.task] -= len(member.numbers)
+        inside, outside = Counter[int](), Counter[int]()
+        for seat in crew:
+            (outside if seat.outside else inside)[seat.task] += seat.count
+        members, groups = [], []
+        for group in self._groups:  # whoever can stay stays
+            if group.worker is None:
+                for member in group.members:
+                    if len(member.numbers) <= inside[member.task]:
+                        inside[member.task] -= len(member.numbers)
+                        members.append(member)
+                    else:
+                        aborted += self._dismiss(member)
+            elif outside[group.members[0].task] and not group.broken:
+                outside[group.members[0].task] -= 1
+                groups.append(group)
             else:
-                aborted += self._dismiss(member)
-        go_on: dict[int, list[_Group]] = {seat.task: [] for seat in crew if seat.outside}
-        open_outside = {seat.task: seat.count for seat in crew if seat.outside}
-        for group in outside:
-            (member,) = group.members
-            if open_outside.get(member.task, 0):
-                go_on[member.task].append(group)
-                open_outside[member.task] -= 1
-            else:
-                games = self._dismiss(member)
+                games = self._dismiss(group.members[0])
                 aborted += games if group.started else []
-        members = []
-        for task, staying in stay.items():
-            members += staying
-            if open_seats[task]:
-                members.append(self._member(task, False, self._numbers(open_seats[task])))
-        groups = [_Group(members)] if members else []
-        for task, staying in go_on.items():
-            groups += staying
-            for _ in range(open_outside[task]):
-                member = self._member(task, True, self._numbers(1))
-                groups.append(_Group([member], started=False, sent_s=time.monotonic()))
-        self._groups = groups
+        members += [self._member(task, False, count) for task, count in inside.items() if count]
+        for task in outside.elements():
+            member = self._member(task, True, 1)
+            groups.append(Group([member], started=False, sent_s=time.monotonic()))
+        self._groups = ([Group(members)] if members else []) + groups
         if self._pace is not None:
             self._pace.clear()
         return aborted
 
-    def _withdraw(self, group: _Group) -> None:
+    def _withdraw(self, group: Group) -> None:
         """Gives up the unroll that a group is in the middle of; its games go on."""
         if group.slots is not None and group.actions is None:
-            self._keep_row(group)
+            self._games.keep(group.t, group.slots, group.numbers)
         group.free.clear()
         group.slots, group.t, group.asking = None, 0, False
 
-    def _numbers(self, count: int) -> NDArray[np.int64]:
-        self._unused.sort()
-        numbers, self._unused = self._unused[:count], self._unused[count:]
-        return np.array(numbers, np.int64)
-
-    def _dismiss(self, member: _Member) -> list[int]:
+    def _dismiss(self, member: Member) -> list[int]:
         member.environment.close()
-        self._unused += member.numbers.tolist()
+        self._games.give_back(member.numbers)
         return [member.task] * len(member.numbers)
 
-    def _member(self, task: int, outside: bool, numbers: NDArray[np.int64]) -> _Member:
+    def _member(self, task: int, outside: bool, count: int) -> Member:
         self._watch(task)
-        environment = self._make(task, len(numbers), outside)
-        self._task[numbers] = task
-        member = _Member(environment, task, numbers)
-        if not outside:
-            self._start(member)
+        environment = self._make(task, count, outside)
+        member = Member(environment, task, self._games.numbers(task, count))
+        if not outside:  # else it is asked for its first observation when that is there
+            self._games.started(member.numbers, *environment.reset())
         self._watch(NO_TASK)
         return member
-
-    def _start(self, member: _Member) -> None:
-        """The first observation; one outside is asked only when it is there."""
-        numbers = member.numbers
-        frame, info = member.environment.reset()
-        for leaf in leaves(self._carry):
-            leaf[numbers] = 0
-        self._carry.frame[numbers] = frame
-        # The row before an unroll's first reads as the end of an episode: the core state is zero.
-        self._carry.terminated[numbers] = True
-        self._return[numbers] = 0.0
-        self._steps[numbers] = 0
-        self._lives[numbers] = info.get("lives", 0)
 
     # Unrolls
 
@@ -296,7 +216,7 @@ class Actor:
                 if members:
                     self._begin(group, members)
 
-    def _begin(self, group: _Group, members: list[_Member]) -> None:
+    def _begin(self, group: Group, members: list[Member]) -> None:
         """Step T of the unroll before is step 0 of this one."""
         slots = group.free.pop(0)
         group.playing, used = [], 0
@@ -307,25 +227,18 @@ class Actor:
         group.numbers = np.concatenate([member.numbers for member in members])
         group.slots = slice(slots.start, slots.start + used)
         group.t, group.asking, group.began_s = 0, True, time.monotonic()
-        for stored, carried in zip(leaves(self._storage.steps), leaves(self._carry), strict=True):
-            np.take(carried, group.numbers, axis=0, out=stored[0, group.slots], mode="clip")
-        self._storage.task[group.slots] = self._task[group.numbers]
+        self._games.begin(group.slots, group.numbers)
 
-    def _keep_row(self, group: _Group) -> None:
-        for stored, carried in zip(leaves(self._storage.steps), leaves(self._carry), strict=True):
-            carried[group.numbers] = stored[group.t, group.slots]
-
-    def _finish(self, group: _Group) -> Unroll:
+    def _finish(self, group: Group) -> Unroll:
         assert group.slots is not None
         slots = group.slots
-        self._keep_row(group)
+        self._games.keep(group.t, slots, group.numbers)
         group.slots, group.t = None, 0
         if self._turns is not None:
             seconds = time.monotonic() - group.began_s
             for member, _ in group.playing:
                 self._turns.took(member.task, seconds)
-        games = np.array(self._games, GAME)
-        self._games.clear()
+        games = self._games.take_finished()
         environments_s, inference_s = self._environments_s, self._inference_s
         self._environments_s = self._inference_s = 0.0
         waiting_s = time.perf_counter() - self._since_s - environments_s - inference_s
@@ -347,7 +260,8 @@ class Actor:
     def _send(self, index: int) -> None:
         group = self._groups[index]
         group.awaiting = False
-        actions = self._storage.outputs.action[group.t, group.slots]
+        assert group.slots is not None
+        actions = self._games.actions(group.t, group.slots)
         start = time.perf_counter()
         group.actions, group.sent_s = actions, time.monotonic()
         if group.worker is not None:
@@ -378,26 +292,24 @@ class Actor:
                     if group.started:
                         self._receive(group)
                     else:
-                        self._start(group.members[0])
+                        self._games.started(group.members[0].numbers, *worker.reset())
                         group.started = True
             received = True
         return received
 
-    def _receive(self, group: _Group) -> None:
+    def _receive(self, group: Group) -> None:
         """Writes what the environments answer into the next row."""
         start = time.perf_counter()
         clock = [start]
         numbers, actions = group.numbers, group.actions
         assert actions is not None
         if group.slots is not None:
-            t, slots = group.t + 1, group.slots
-            rows = map_structure(lambda leaf: leaf[t, slots], self._storage.steps)
+            rows = self._games.row(group.t + 1, group.slots)
         else:  # the unroll was given up: the row begins the next one
-            (number,) = numbers
-            rows = map_structure(lambda leaf: leaf[number : number + 1], self._carry)
+            rows = self._games.kept_row(*numbers)
         rows.last_action[:] = actions
         rows.truncation_value[:] = 0.0
-        lives = self._lives[numbers]
+        lives = self._games.lives(numbers)
         for member, columns in group.playing:
             if group.worker is None:
                 self._watch(member.task)
@@ -421,26 +333,12 @@ class Actor:
             if self._pace.too_slow(last, seconds):
                 self._said.append(Slow(last))
             group.playing.append(group.playing.pop(self._pace.longest(seconds)))
-        rows.truncated[:] &= ~rows.terminated
-        self._count(rows, numbers)
-        if self._life_loss_ends_episode:
-            rows.terminated[:] |= (lives < self._lives[numbers]) & ~rows.truncated
-        self._lives[numbers] = lives
+        self._games.stepped(rows, numbers, lives)
         group.actions = None
         if group.slots is not None:
             group.t += 1
             group.asking = group.t < self._unroll_length
         self._environments_s += time.perf_counter() - start
-
-    def _count(self, rows: Step, numbers: NDArray[np.int64]) -> None:
-        """Sums whole games: raw rewards and steps, whatever an episode of learning is."""
-        self._return[numbers] += rows.reward
-        self._steps[numbers] += 1
-        ended = numbers[np.asarray(rows.terminated | rows.truncated)]
-        for i in ended:
-            self._games.append((int(self._task[i]), float(self._return[i]), int(self._steps[i])))
-        self._return[ended] = 0.0
-        self._steps[ended] = 0
 
     def _value(
         self, final: list[Any], cut: NDArray[np.intp], rows: Step, numbers: NDArray[np.int64]
@@ -463,11 +361,7 @@ class Actor:
         sources = []
         deadline = np.inf
         for group in self._groups:
-            if (
-                group.worker
-                and not group.broken
-                and (not group.started or group.actions is not None)
-            ):
+            if group.worker and group.busy:
                 sources.append(group.worker.connection)
                 deadline = min(deadline, group.sent_s + (self._step_timeout_s or np.inf))
         environments = bool(sources)
