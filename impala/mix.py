@@ -7,6 +7,7 @@ more than they need to tasks that cannot keep up, by how long an unroll of each 
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +142,10 @@ def task_weights(mix: str | dict[str, float], names: Sequence[str]) -> NDArray[n
         )
     for name, weight in given.items():
         if name not in names:
-            raise ValueError(f"actors.mix: {name} is not played, {', '.join(names)} are")
+            near = difflib.get_close_matches(str(name), names, 1) or names[:3]
+            raise ValueError(
+                f"actors.mix: {name} is no task that is played; did you mean {', '.join(near)}?"
+            )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
             raise ValueError(f"actors.mix: {name} has weight {weight}, expected a number above 0")
     weights = np.array([float(given.get(name, 1.0)) for name in names])

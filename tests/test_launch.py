@@ -187,6 +187,20 @@ WHOLE = "expected a whole number, at least"
         ("suite.tasks=5", ["got 5 where a list with at least one game of atari57 is expected"]),
         ("suite.full_action_space=abc", ["full_action_space=abc: expected true, false or null"]),
         ("algorithm.lr_schedule.path=a.b", ["a.b"]),
+        ("suite=catch actors.mix=equal", [
+            "actors.mix=equal: expected equal_actors, equal_frames, or a weight for each task",
+        ]),
+        ("actors.mix={ping:2}", ["actors.mix: ping is no task that is played; did you mean pong"]),
+        ("suite=catch actors.mix={catch:-1}", ["catch has weight -1, expected a number above 0"]),
+        ("actors.outside=x actors.reassign_every_s=0", [
+            "actors.outside=x: expected auto, always or never",
+            "actors.reassign_every_s=0: expected a number above 0",
+        ]),
+        ("suite=catch inference=server transport=in_process", ["transport=in_process has none"]),
+        ("suite=catch inference=server inference.min_batch=9 inference.max_batch=3", [
+            "inference.min_batch=9, inference.max_batch=3: expected 1 <= min_batch <= max_batch",
+        ]),
+        ("inference=x", ["inference=x: there is no such choice, expected actor or server"]),
         ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
         ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
         ("resume=none", ["resume=none: expected the directory of a run, but it does not exist"]),
@@ -201,6 +215,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, expected, folder):
     assert [part for part in expected if part not in ran.error] == []
     assert ran.out == ""
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["inference=server"],
+        ["actors.outside=always"],
+        ["actors.mix=equal_frames", "inference=server", "actors.outside=always"],
+        ["transport=in_process", "actors.mix={catch:2}"],
+    ],
+)
+def test_actors_of_every_kind_finish_a_run(choices, folder):
+    ran = run(*TINY, "transport=shared_memory", "num_actors=2", "total_frames=400", *choices)
+    assert ran.code == 0, ran.error
+    (summary,) = folder.glob("outputs/catch/impala/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "finished"
 
 
 def test_cuda_has_to_be_there(monkeypatch):

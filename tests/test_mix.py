@@ -102,7 +102,7 @@ def test_weights_are_given_by_name():
     assert weights == pytest.approx(np.array([3, 1, 0.5, 1]) / 5.5)
     for given, message in (
         ("equal", "expected equal_actors, equal_frames, or a weight"),
-        ({"ping": 1}, "ping is not played"),
+        ({"ping": 1}, "ping is no task that is played; did you mean pong"),
         ({"pong": 0}, "pong has weight 0, expected a number above 0"),
         ({"pong": True}, "expected a number"),
         ({"pong": "much"}, "pong has weight much"),
