@@ -160,6 +160,8 @@ def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
         for name, overrides in (
             ("in a process of its own (default)", []), ("in lockstep", ["actors.outside=never"])
         ):  # fmt: skip
+            if overrides and factor != options.factors[0]:
+                continue  # once is enough to show it
             # In lockstep the eight environments of the game sleep one after the other.
             sleep_s = factor * between_s / (1 if not overrides else PER_TASK)
             # By default they do so, too, until they are found slow, in a few steps.
