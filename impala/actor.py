@@ -224,6 +224,7 @@ class Actor:
             end = used + len(member.numbers)
             group.playing.append((member, slice(used, end)))
             used = end
+        group.order = list(range(len(members)))
         group.numbers = np.concatenate([member.numbers for member in members])
         group.slots = slice(slots.start, slots.start + used)
         group.t, group.asking, group.began_s = 0, True, time.monotonic()
@@ -310,7 +311,8 @@ class Actor:
         rows.last_action[:] = actions
         rows.truncation_value[:] = 0.0
         lives = self._games.lives(numbers)
-        for member, columns in group.playing:
+        for index in group.order:
+            member, columns = group.playing[index]
             if group.worker is None:
                 self._watch(member.task)
             (
@@ -328,17 +330,25 @@ class Actor:
             clock.append(time.perf_counter())
         self._watch(NO_TASK)
         if self._pace is not None and group.worker is None and len(group.playing) > 1:
-            seconds = (np.diff(self._clock) + np.diff(clock)).tolist()
-            last = group.playing[-1][0].task
-            if self._pace.too_slow(last, seconds):
-                self._said.append(Slow(last))
-            group.playing.append(group.playing.pop(self._pace.longest(seconds)))
+            self._watch_pace(group, np.diff(self._clock), np.diff(clock))
         self._games.stepped(rows, numbers, lives)
         group.actions = None
         if group.slots is not None:
             group.t += 1
             group.asking = group.t < self._unroll_length
         self._environments_s += time.perf_counter() - start
+
+    def _watch_pace(
+        self, group: Group, sending_s: NDArray[np.float64], receiving_s: NDArray[np.float64]
+    ) -> None:
+        """sending_s: in the order of the group; receiving_s: in the order of receiving."""
+        assert self._pace is not None
+        seconds = (sending_s[group.order] + receiving_s).tolist()
+        member, _ = group.playing[group.order[-1]]
+        if self._pace.too_slow(member.task, seconds):
+            self._said.append(Slow(member.task))
+        longest = max(range(len(seconds)), key=seconds.__getitem__)
+        group.order.append(group.order.pop(longest))
 
     def _value(
         self, final: list[Any], cut: NDArray[np.intp], rows: Step, numbers: NDArray[np.int64]

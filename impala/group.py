@@ -37,6 +37,7 @@ class Group:
     t: int = 0  # the newest row
     began_s: float = 0.0
     playing: list[tuple[Member, slice]] = field(default_factory=list)  # and its columns
+    order: list[int] = field(default_factory=list)  # in which they are received from
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property

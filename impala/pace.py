@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 
-SAMPLES = 3
+SAMPLES = 16
 LONG_S = 10.0  # that others have waited is enough to know, whatever the number of samples
 RATIO = 3.0
 SHARE = 0.1
@@ -14,11 +15,11 @@ SHARE = 0.1
 class Pace:
     """Watches environments that are stepped as one: sent to in turn, then received from in turn.
 
-    How long one of them keeps the others waiting is seen when it is the last in turn, since the
+    How long one of them keeps the others waiting is seen when it is received from last, since the
     others are then done: what it still takes, and what sending to it took. So whichever seemed to
-    take longest is the last of the next step. It is too slow if, in the median of `SAMPLES` such
-    steps in a row, that is more than `RATIO` times what each of the others takes and more than
-    `SHARE` of the step.
+    take longest is the last of the next step. A task is too slow if, in the median of the last
+    `SAMPLES` such steps of it, that is more than `RATIO` times what each of the others takes and
+    more than `SHARE` of the step.
     """
 
     def __init__(self) -> None:
@@ -26,25 +27,21 @@ class Pace:
 
     def clear(self) -> None:
         """They are others now."""
-        self._last = -1
-        self._samples: list[tuple[float, float]] = []
-        self._waited_s = 0.0
+        self._samples: dict[int, deque[tuple[float, float, float]]] = {}
 
-    def longest(self, seconds: Sequence[float]) -> int:
-        """Which one should be the last of the next step; `seconds` that each took, in turn."""
-        return max(range(len(seconds)), key=seconds.__getitem__)
+    def too_slow(self, task: int, seconds: Sequence[float]) -> bool:
+        """Whether that is now known of a task.
 
-    def too_slow(self, last: int, seconds: Sequence[float]) -> bool:
-        """Whether that is now known of `last`, a name of the last one in turn."""
-        if last != self._last:
-            self.clear()
-            self._last = last
-        total_s = sum(seconds)
-        others_s = (total_s - seconds[-1]) / (len(seconds) - 1)
-        self._samples.append((seconds[-1] / max(others_s, 1e-9), seconds[-1] / total_s))
-        self._waited_s += seconds[-1]
-        if len(self._samples) < SAMPLES and self._waited_s < LONG_S:
+        seconds: that each took; the last one was received from last, and is of that task.
+        """
+        samples = self._samples.setdefault(task, deque(maxlen=SAMPLES))
+        total_s, last_s = sum(seconds), seconds[-1]
+        others_s = (total_s - last_s) / (len(seconds) - 1)
+        samples.append((last_s / max(others_s, 1e-9), last_s / total_s, last_s))
+        ratios, shares, waited_s = zip(*samples, strict=True)
+        if len(samples) < SAMPLES and (len(samples) < 2 or sum(waited_s) < LONG_S):
             return False
-        ratio, share = (statistics.median(values) for values in zip(*self._samples, strict=True))
-        self.clear()
-        return ratio > RATIO and share > SHARE
+        if statistics.median(ratios) > RATIO and statistics.median(shares) > SHARE:
+            samples.clear()
+            return True
+        return False
