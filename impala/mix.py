@@ -20,6 +20,7 @@ from impala.crew import Crew, Seat
 SLACK_UNROLLS = 2  # that a task may be ahead of the last, so that nobody rests for chance,
 SLACK_SHARE = 0.01  # and of what that one has played,
 SLACK_STEPS = 20_000  # but no more than this
+DEBT = 2.0  # times that, at most, is caught up with; who is further behind was away
 AWAY_S, AWAY_UNROLLS = 2.0, 3.0  # without a new unroll, and a task is not waited for
 WORTH_IT = 1.25  # times as much can be played: then environments change tasks
 
@@ -74,14 +75,19 @@ class TaskTurns:
         time_of_task = (ledger.steps.sum(0) + ledger.forgiven) / self._weights
         away_s = np.maximum(AWAY_S, AWAY_UNROLLS * ledger.unroll_s.max(0))
         away = now - ledger.begun_s.max(0) > away_s
-        last = time_of_task[~away].min() if not away.all() else time_of_task[list(tasks)].max()
         plays = []
         for task, size in zip(tasks, steps, strict=True):
-            if away[task] and time_of_task[task] < last:  # it need not catch up
-                ledger.forgiven[task] += (last - time_of_task[task]) * self._weights[task]
-                time_of_task[task] = last
-            slack = SLACK_UNROLLS * size / self._weights[task] + SLACK_SHARE * last
-            play = bool(time_of_task[task] <= last + min(slack, SLACK_STEPS / self._weights[task]))
+            others = ~away
+            others[task] = False
+            # Of those that play, the last one: nobody may be ahead of it by more than the slack.
+            last = time_of_task[others].min() if others.any() else time_of_task[task]
+            slack = SLACK_UNROLLS * size / self._weights[task]
+            slack += min(SLACK_SHARE * last, SLACK_STEPS / self._weights[task])
+            debt = last - time_of_task[task] - (0.0 if away[task] else DEBT * slack)
+            if debt > 0:  # it was away
+                ledger.forgiven[task] += debt * self._weights[task]
+                time_of_task[task] += debt
+            play = bool(time_of_task[task] <= last + slack)
             plays.append(play)
             if play:
                 ledger.steps[self._actor, task] += size

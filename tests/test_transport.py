@@ -215,7 +215,10 @@ def test_open_file_limit_is_checked_before_anything_starts():
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
-    assert "2 actors need about 68 open files and the limit is 66" in run.stdout
+    assert (
+        "2 actors, with up to 0 environments in processes of their own, need about 68" in run.stdout
+    )
+    assert "open files and the limit is 66" in run.stdout
 
 
 @pytest.mark.parametrize("fault", ["raise", "unbuildable"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 import traceback
@@ -41,6 +42,9 @@ def act(
     die_with_parent()
     os.nice(niceness)
     torch.set_num_threads(1)
+    # An environment that turns out to be slow takes two files, once it has a process of its own.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         beats = shared.beats()
 

@@ -73,7 +73,8 @@ class SharedMemoryTransport:
         num_actors = len(self._crews)
         self._slots = Slots([crew_size(crew) for crew in self._crews], slots_per_environment)
         self.total_slots = self._slots.total
-        _check_open_files(num_actors)
+        outside = [sum(seat.count for seat in crew if seat.outside) for crew in self._crews]
+        _check_open_files(num_actors, max(outside))
         self._shared = Shared(builder, self.total_slots)
         self.storage = self._shared.storage()
         self._beats = self._shared.beats()
@@ -370,11 +371,13 @@ class SharedMemoryTransport:
         return f"its process ended with exit code {code} and left no traceback"
 
 
-def _check_open_files(num_actors: int) -> None:
-    needed = 2 * num_actors + _SPARE_FILES
+def _check_open_files(num_actors: int, outside: int) -> None:
+    """outside: the most environments of an actor that have processes, and pipes, of their own."""
+    needed = 2 * max(num_actors, outside) + _SPARE_FILES
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise ValueError(
-            f"{num_actors} actors need about {needed} open files and the limit is {limit}:"
-            f" raise it (`ulimit -n {needed}`) or set a smaller num_actors"
+            f"{num_actors} actors, with up to {outside} environments in processes of their own,"
+            f" need about {needed} open files and the limit is {limit}: raise it"
+            f" (`ulimit -n {needed}`) or set a smaller num_actors or envs_per_actor"
         )
