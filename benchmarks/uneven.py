@@ -75,7 +75,7 @@ class SlowAtari(Atari57):
 class Played:
     """A run: what the learner got in its windows."""
 
-    others_per_s: float  # agent steps of the games that are not slow: the best window's
+    others_per_s: float  # agent steps of the games that are not slow: the median window's
     slow_per_s: float
     all_per_s: float
     shares: dict[str, float]  # of the learner's frames, in all windows together
@@ -142,9 +142,9 @@ def summed(
     last = points[-1]
     others = [sum(rate for game, rate in each.items() if game != SLOW) for each in rates]
     return Played(
-        others_per_s=max(others),
+        others_per_s=statistics.median(others),
         slow_per_s=statistics.median(each.get(SLOW, 0.0) for each in rates),
-        all_per_s=max(sum(each.values()) for each in rates),
+        all_per_s=statistics.median(sum(each.values()) for each in rates),
         shares={game: count / sum(total.values()) for game, count in total.items()},
         coverage=last["score/coverage"],
         score=last.get("score/median"),
@@ -158,24 +158,27 @@ def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
     rows, between_s = [], 0.0
     cases = [(factor, True) for factor in options.factors] + [(options.factors[0], False)]
     for factor, outside in cases:
-        # Measured anew beside each case: the machine's own speed changes by the minute.
-        alone = train(OTHERS, [], warm_up_s=15, **times)
-        report.say(f"seven games: {alone.others_per_s:.0f} steps/s")
-        between_s = between_s or len(OTHERS) * PER_TASK / alone.others_per_s
-        # In lockstep the eight environments of the game sleep one after the other.
-        sleep_s = factor * between_s / (1 if outside else PER_TASK)
-        # By default they do so, too, until they are found slow, in a few steps.
-        warm_up_s = 30 + (SAMPLES + 2) * PER_TASK * min(sleep_s, 0.5)
-        overrides = [] if outside else ["actors.outside=never"]
-        played = train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times)
-        ratio = played.others_per_s / alone.others_per_s
-        name = f"{factor} times slower, " + ("by default" if outside else "all in lockstep")
-        report.say(f"{name}: others at {ratio:.3f}")
+        alone: list[Played] = []
+        beside: list[Played] = []
+        sleep_s = 0.0
+        for _ in range(options.rounds):  # in turns: the machine's own speed changes by the minute
+            alone.append(train(OTHERS, [], warm_up_s=15, **times))
+            report.say(f"seven games: {alone[-1].others_per_s:.0f} steps/s")
+            between_s = between_s or len(OTHERS) * PER_TASK / alone[0].others_per_s
+            # In lockstep the eight environments of the game sleep one after the other.
+            sleep_s = factor * between_s / (1 if outside else PER_TASK)
+            # By default they do so, too, until they are found slow, in a few steps.
+            warm_up_s = 30 + (SAMPLES + 2) * PER_TASK * min(sleep_s, 0.5)
+            overrides = [] if outside else ["actors.outside=never"]
+            beside.append(train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times))
+            report.say(f"{factor} times slower: others {beside[-1].others_per_s:.0f} steps/s")
+        without, beside_it = (max(each.others_per_s for each in runs) for runs in (alone, beside))
         rows.append(
             [
-                name, f"{sleep_s * 1e3:,.0f}", report.number(alone.others_per_s),
-                report.number(played.others_per_s), f"{ratio:.3f}", f"{played.slow_per_s:.1f}",
-                f"{played.coverage:.3f}",
+                f"{factor} times slower, " + ("by default" if outside else "all in lockstep"),
+                f"{sleep_s * 1e3:,.0f}", report.number(without), report.number(beside_it),
+                f"{beside_it / without:.3f}", f"{beside[-1].slow_per_s:.1f}",
+                f"{beside[-1].coverage:.3f}",
             ]
         )  # fmt: skip
     return rows, between_s
@@ -216,6 +219,7 @@ def main() -> None:
     parser.add_argument("--factors", nargs="+", type=int, default=[20, 100])
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
     parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2, help="of the first table, in turns")
     parser.add_argument("--no-mixes", action="store_true", help="only the first table")
     parser.add_argument("--out", type=Path, default=report.RESULTS / "uneven.md")
     options = parser.parse_args()
@@ -228,7 +232,8 @@ def main() -> None:
         report.facts(report.made_here("benchmarks.uneven")),
         f"Eight games with {PER_TASK} environments each in two actors, the shallow network;"
         f" {SLOW} sleeps in each step. Rates are agent steps/s that the learner learned from, the"
-        f" best of {options.windows} windows of {options.seconds:g} s.",
+        f" median of {options.windows} windows of {options.seconds:g} s, and in the first table the"
+        f" best of {options.rounds} runs.",
         "## What one slow task costs the others",
         "*sleep*: of one environment in each step. *ratio*: of the seven others' rate with it to"
         " that without it. *coverage*: tasks with a finished game at the end; the suite has a"
