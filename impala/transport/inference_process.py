@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -46,7 +47,8 @@ class InferenceProcess:
     def pipe(self, actor: int) -> Connection:
         """A new one, whose other end the server has, for an actor to ask through."""
         ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=True)
-        join(self.control, self.pid, actor, self._first[actor], theirs)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died, as `control` will show
+            join(self.control, self.pid, actor, self._first[actor], theirs)
         theirs.close()
         return ours
 
