@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 SAMPLES = 16
 LONG_S = 10.0  # that others have waited is enough to know, whatever the number of samples
-RATIO = 3.0
+RATIO = 8.0  # threads that share a core are done one after another, which looks like 3 or 4
 SHARE = 0.1
+WORTH_S = 0.005  # of each step; less is not worth a process
 
 
 class Pace:
@@ -18,8 +19,8 @@ class Pace:
     How long one of them keeps the others waiting is seen when it is received from last, since the
     others are then done: what it still takes, and what sending to it took. So whichever seemed to
     take longest is the last of the next step. A task is too slow if, in the median of the last
-    `SAMPLES` such steps of it, that is more than `RATIO` times what each of the others takes and
-    more than `SHARE` of the step.
+    `SAMPLES` such steps of it, that is more than `RATIO` times what each of the others takes, more
+    than `SHARE` of the step, and more than `WORTH_S`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,9 @@ class Pace:
         ratios, shares, waited_s = zip(*samples, strict=True)
         if len(samples) < SAMPLES and (len(samples) < 2 or sum(waited_s) < LONG_S):
             return False
-        if statistics.median(ratios) > RATIO and statistics.median(shares) > SHARE:
+        medians = map(statistics.median, (ratios, shares, waited_s))
+        limits = RATIO, SHARE, WORTH_S
+        slow = all(median > limit for median, limit in zip(medians, limits, strict=True))
+        if slow:
             samples.clear()
-            return True
-        return False
+        return slow

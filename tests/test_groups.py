@@ -211,8 +211,8 @@ def test_pace_finds_the_one_that_others_wait_for(parallel):
     assert paced(durations, parallel, 2 * SAMPLES + 1) == [2, 2]
     assert paced(durations * 1000, parallel, 3) == [2]  # they have waited long enough to know
     assert set(paced(durations, parallel, 100, noise=0.5)) == {2}
-    two = np.array([0.01, 0.2, 0.01, 0.2, *[0.01] * 8])
-    assert set(paced(two, False, 100)) == {1, 3}
+    two = np.array([0.01, 0.5, 0.01, 0.5, *[0.01] * 8])
+    assert set(paced(two, False, 100)) in ({1}, {3}, {1, 3})  # the other is found after that one
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -220,7 +220,8 @@ def test_pace_leaves_those_alone_that_take_much_the_same(parallel):
     draw = np.random.default_rng(1)
     assert paced(draw.uniform(0.5, 1.0, 12) / 100, parallel, 1000, noise=0.5) == []
     assert paced(np.full(2, 0.01), parallel, 1000) == []
-    assert paced(np.array([1.0] * 28 + [3.0]) / 1000, False, 300) == []  # it is not worth it
+    assert paced(np.array([1.0] * 28 + [3.0]) / 1000, False, 300) == []
+    assert paced(np.array([1, 1, 20, 1]) / 10_000, parallel, 300) == []  # it is not worth it
 
 
 @pytest.fixture
