@@ -156,7 +156,8 @@ def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
     """A slow game beside seven others; also seconds between two steps of an environment."""
     times = {"seconds": options.seconds, "windows": options.windows}
     rows, between_s = [], 0.0
-    cases = [(factor, True) for factor in options.factors] + [(options.factors[0], False)]
+    cases = [(factor, True) for factor in options.factors]
+    cases += [(options.factors[0], False)] * options.lockstep
     for factor, outside in cases:
         alone: list[Played] = []
         beside: list[Played] = []
@@ -193,7 +194,7 @@ def mix_rows(options: argparse.Namespace, between_s: float) -> list[list[str]]:
         ("equal_actors", "equal_actors", None, 15.0),
         ("equal_frames", "equal_frames", None, 15.0),
         (f"{{{given}}}", f"{{{given}}}", None, 15.0),
-        ("equal_frames", f"equal_frames, {SLOW} 20 times slower", 20.0, 120.0),
+        ("equal_frames", f"equal_frames, {SLOW} 20 times slower", 20.0, 90.0),
     ]
     for mix, name, factor, warm_up_s in cases:
         sleep_s = None if factor is None else factor * between_s
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="of the first table, in turns")
+    parser.add_argument("--lockstep", action="store_true", help="with actors.outside=never, too")
     parser.add_argument("--no-mixes", action="store_true", help="only the first table")
     parser.add_argument("--out", type=Path, default=report.RESULTS / "uneven.md")
     options = parser.parse_args()

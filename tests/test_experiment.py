@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from impala.actor import GAME
 from impala.actor_pool import ActorPool
 from impala.agents.actor_critic import ActorCritic
 from impala.checkpoint import Checkpoints
@@ -19,6 +18,7 @@ from impala.experiment import Experiment, Schedule, Staleness
 from impala.learner import Learner, NonFiniteError, linear_decay
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.measures import Measures
+from impala.messages import GAME
 from impala.networks.core import LSTM
 from impala.networks.torso import MLP
 from impala.transport.in_process import InProcess
