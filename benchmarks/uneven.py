@@ -10,7 +10,6 @@ Writes docs/results/uneven.md.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -50,16 +49,8 @@ class SlowAtari(Atari57):
         super().__init__(**options)
         self._slow, self._sleep_s = slow, sleep_s
 
-    def make(
-        self,
-        task: Task,
-        num_envs: int,
-        seeds: Sequence[int],
-        split: str = "train",
-        *,
-        threads: int = 1,
-    ) -> TaskVectorEnv:
-        environment = super().make(task, num_envs, seeds, split, threads=threads)
+    def make(self, task: Task, num_envs: int, *arguments: Any, **options: Any) -> TaskVectorEnv:
+        environment = super().make(task, num_envs, *arguments, **options)
         if task.name == self._slow:
             whole, sleep_s = environment._recv, self._sleep_s * num_envs
 
@@ -80,8 +71,6 @@ class Played:
     all_per_s: float
     shares: dict[str, float]  # of the learner's frames, in all windows together
     coverage: float  # of the suite, at the end
-    score: float | None  # its median, in per cent
-    log: str
 
 
 def train(
@@ -113,14 +102,12 @@ def train(
                 points = list(read_points(run / "metrics.jsonl"))
         finally:
             end(process, FAREWELL_S)
-        log = (run / "train.log").read_text()
-        json.loads((run / "summary.json").read_text())
-    return summed(points, games, warm_up_s, seconds, windows, log)
+    return summed(points, games, warm_up_s, seconds, windows)
 
 
 def summed(
     points: Sequence[dict[str, Any]], games: Sequence[str], warm_up_s: float, seconds: float,
-    windows: int, log: str,
+    windows: int,
 ) -> Played:  # fmt: skip
     rates = []
     total = dict.fromkeys(games, 0.0)
@@ -147,8 +134,6 @@ def summed(
         all_per_s=statistics.median(sum(each.values()) for each in rates),
         shares={game: count / sum(total.values()) for game, count in total.items()},
         coverage=last["score/coverage"],
-        score=last.get("score/median"),
-        log=log,
     )
 
 

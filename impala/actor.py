@@ -278,23 +278,24 @@ class Actor:
 
     def _receive_all(self) -> bool:
         """From all inside, and from those outside who are ready; whether there were any."""
+        busy = [(index, group) for index, group in enumerate(self._groups) if group.busy]
         received = False
-        for index, group in enumerate(self._groups):
-            worker = group.worker
-            if not group.busy:
-                continue
-            if worker is None:
+        for _, group in busy:
+            if group.worker is None:
                 self._receive(group)
-            elif not worker.ready():
+                received = True
+        workers = [(index, group, group.worker) for index, group in busy if group.worker]
+        ready = wait([worker.connection for _, _, worker in workers], 0) if workers else []
+        for index, group, worker in workers:
+            if worker.connection not in ready:
                 self._break_if_late(index)
                 continue
-            else:
-                with self._breaking(index):
-                    if group.started:
-                        self._receive(group)
-                    else:
-                        self._games.started(group.members[0].numbers, *worker.reset())
-                        group.started = True
+            with self._breaking(index):
+                if group.started:
+                    self._receive(group)
+                else:
+                    self._games.started(group.members[0].numbers, *worker.reset())
+                    group.started = True
             received = True
         return received
 

@@ -38,6 +38,13 @@ def signals_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def how_it_ended(exit_code: int | None) -> str:
+    """Of a process that said nothing itself."""
+    if exit_code is not None and exit_code < 0:
+        return f"its process was killed by {signal.Signals(-exit_code).name}"
+    return f"its process ended with exit code {exit_code} and left no traceback"
+
+
 def die_with_parent() -> None:
     """On Linux the kernel ends this process when its parent ends, even by SIGKILL.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
@@ -135,22 +135,37 @@ def answer(
     """
     states = leaves(core_state)
     rows = torch.from_numpy(np.concatenate([question.environments for question in questions]))
-    before = [leaf[rows] for leaf in states]
-    used = 0
-    for _, environments, slots, t in questions:
-        if t == 0:
-            storage.version[slots] = version
-            for stored, state in zip(leaves(storage.core_state), before, strict=True):
-                stored[slots] = state[used : used + len(environments)]
-        used += len(environments)
-    outputs, after = forward(_rows(storage.steps, questions), tuple(before))
+    before = tuple(leaf[rows] for leaf in states)
+    outputs, after = forward(_rows(storage.steps, questions), before)
     for leaf, value in zip(states, leaves(after), strict=True):
         leaf[rows] = value
+    for question, part in zip(questions, parts(questions), strict=True):
+        write_answer(storage, question, version, outputs, before, part)
+
+
+def parts(questions: Sequence[Question]) -> Iterator[slice]:
+    """Which rows of a batch of them all are each one's."""
     used = 0
-    for _, environments, slots, t in questions:
-        for stored, value in zip(leaves(storage.outputs), leaves(outputs), strict=True):
-            stored[t, slots] = value[used : used + len(environments)]
-        used += len(environments)
+    for question in questions:
+        yield slice(used, used := used + len(question.environments))
+
+
+def write_answer(
+    storage: Trajectory,
+    question: Question,
+    version: int,
+    outputs: Any,
+    core_state: CoreState,
+    part: slice,
+) -> None:
+    """outputs, core_state: of a batch, and the states before it; `part` of it is the question's."""
+    _, _, slots, t = question
+    for stored, value in zip(leaves(storage.outputs), leaves(outputs), strict=True):
+        stored[t, slots] = value[part]
+    if t == 0:
+        storage.version[slots] = version
+        for stored, state in zip(leaves(storage.core_state), core_state, strict=True):
+            stored[slots] = state[part]
 
 
 def _rows(steps: Step, questions: Sequence[Question]) -> Step:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from impala.agents.agent import Agent
-from impala.inference import Question, WeightsSource, gumbel_
+from impala.inference import Question, WeightsSource, gumbel_, parts, write_answer
 from impala.trajectory import Step, Trajectory, leaves, map_structure
 
 _ASK, _VALUE = b"q", b"v"
@@ -309,23 +309,16 @@ class Server:
         return arrived.query()
 
     def _deliver(self, flight: _Flight) -> None:
-        storage, used = self._storage, 0
         answered: dict[Connection, list[int]] = {}
-        for waiting in flight.waiting:
-            group, environments, slots, t = waiting.question
-            part = slice(used, used + len(environments))
-            used = part.stop
+        questions = [waiting.question for waiting in flight.waiting]
+        for waiting, part in zip(flight.waiting, parts(questions), strict=True):
             if waiting.connection not in self._first:
                 continue  # the actor has ended
-            answered.setdefault(waiting.connection, []).append(group)
-            for stored, value in zip(leaves(storage.outputs), leaves(flight.outputs), strict=True):
-                stored[t, slots] = value[part]
-            if t == 0:
-                storage.version[slots] = flight.version
-                for stored, state in zip(
-                    leaves(storage.core_state), flight.core_state, strict=True
-                ):
-                    stored[slots] = state[part]
+            answered.setdefault(waiting.connection, []).append(waiting.question.group)
+            write_answer(
+                self._storage, waiting.question, flight.version, flight.outputs,
+                flight.core_state, part,
+            )  # fmt: skip
         for connection, groups in answered.items():
             with suppress(BrokenPipeError, ConnectionResetError):  # the next `wait` shows its end
                 connection.send_bytes(_ASK + np.array(groups, np.int64).tobytes())
@@ -367,11 +360,8 @@ class _Buffers:
 
     def gathered(self, steps: Step, questions: Sequence[Question], rows: int) -> Step:
         for gathered, stored in zip(leaves(self._steps), leaves(steps), strict=True):
-            used = 0
-            for question in questions:
-                end = used + len(question.environments)
-                gathered[used:end] = stored[question.t, question.slots]
-                used = end
+            for question, part in zip(questions, parts(questions), strict=True):
+                gathered[part] = stored[question.t, question.slots]
         return map_structure(lambda leaf: leaf[:rows], self._steps)
 
     def indices(self, environments: NDArray[np.int64]) -> Tensor:

@@ -36,8 +36,8 @@ class Mix:
 class Ledger:
     """What every actor has begun to play of each task, in memory that processes share.
 
-    An actor writes only its own rows, without locks. Times are of the monotonic clock, which is one
-    for all processes of a machine.
+    An actor writes only its own rows, without locks, but for `forgiven`. Times are of the monotonic
+    clock, which is one for all processes of a machine.
     """
 
     def __init__(self, num_actors: int, num_tasks: int, memory: NDArray[np.uint8]) -> None:

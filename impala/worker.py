@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import traceback
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from impala.children import die_with_parent, signals_held
+from impala.children import die_with_parent, how_it_ended, signals_held
 from impala.memory import SharedMemory
 from suites.suite import Spec, Suite, Task, TaskVectorEnv
 
@@ -32,7 +31,7 @@ class WorkerError(RuntimeError):
 class WorkerEnv(TaskVectorEnv):
     """`suite.make(task, num_envs, seeds, split)` in a process that this starts.
 
-    The environment is built and reset at once; `ready` tells whether the answer to the last
+    The environment is built and reset at once. `connection` is readable when the answer to the last
     request is there, so that `reset` or `recv` will not wait.
     """
 
@@ -73,13 +72,6 @@ class WorkerEnv(TaskVectorEnv):
         self._send_bytes(pickle.dumps((suite, task, num_envs, list(map(int, seeds)), split)))
         self._resetting = True
 
-    def ready(self) -> bool:
-        return self.connection.poll(0)
-
-    def kill(self) -> None:
-        """For an environment that does not answer; the next `recv` says that it was killed."""
-        self._process.kill()
-
     def close(self, **kwargs: Any) -> None:
         self.connection.close()
         self._process.kill()  # it has nothing to save
@@ -119,12 +111,7 @@ class WorkerEnv(TaskVectorEnv):
         try:
             answer = self.connection.recv_bytes()
         except (EOFError, OSError):
-            code = self._process.wait()
-            if code < 0:
-                cause = f"its process was killed by {signal.Signals(-code).name}"
-            else:
-                cause = f"its process ended with exit code {code} and left no traceback"
-            raise WorkerError(cause) from None
+            raise WorkerError(how_it_ended(self._process.wait())) from None
         if answer[:1] == _FAILED:
             raise WorkerError(answer[1:].decode())
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -224,22 +225,31 @@ def test_pace_leaves_those_alone_that_take_much_the_same(parallel):
     assert paced(np.array([1, 1, 20, 1]) / 10_000, parallel, 300) == []  # it is not worth it
 
 
-@pytest.fixture
-def started():
+@contextmanager
+def starting():
+    """Makes transports whose actors play, and closes them."""
     transports = []
 
-    def start(tasks, restarts=None, outside=(), move_slow=False, mix=None, **suite):
+    def start(tasks, restarts=None, outside=(), move_slow=False, mix=None, batching=None, **suite):
         pool = ActorPool(
             CountingSuite(NAMES, **suite), CountingAgent(), tasks, UNROLL, False, outside,
-            move_slow, mix,
+            move_slow, mix, batching,
         )  # fmt: skip
         transports.append(SharedMemoryTransport(builder=pool, restarts=restarts))
         transports[-1].start(CountingAgent(), 0, seed=1)
         return transports[-1]
 
-    yield start
-    for transport in transports:
-        transport.close()
+    try:
+        yield start
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+@pytest.fixture
+def started():
+    with starting() as start:
+        yield start
 
 
 class Counted(Seen):

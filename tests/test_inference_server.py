@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from functools import partial
 from itertools import pairwise
 from multiprocessing import Pipe
 
@@ -19,26 +20,14 @@ from impala.transport.restarts import Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
 from impala.transport.transport import ActorError
 from tests.counting import CountingAgent, CountingSuite
-from tests.test_groups import NAMES, UNROLL, Counted, check_rows
+from tests.test_groups import UNROLL, Counted, check_rows, starting
 from tests.test_restarts import WHOLE
 
 
 @pytest.fixture
 def started():
-    transports = []
-
-    def start(tasks, *, outside=(), restarts=None, batching=None, **suite):
-        pool = ActorPool(
-            CountingSuite(NAMES, **suite), CountingAgent(), tasks, UNROLL, False, outside,
-            batching=batching or Batching(),
-        )  # fmt: skip
-        transports.append(SharedMemoryTransport(builder=pool, restarts=restarts))
-        transports[-1].start(CountingAgent(), 0, seed=1)
-        return transports[-1]
-
-    yield start
-    for transport in transports:
-        transport.close()
+    with starting() as start:
+        yield partial(start, batching=Batching())
 
 
 class Kept(Counted):

@@ -32,7 +32,7 @@ def worker():
 
 def until_ready(environment):
     end = time.monotonic() + 60
-    while not environment.ready():
+    while not environment.connection.poll(0):
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -66,7 +66,7 @@ def test_nobody_waits_for_it(worker):
     until_ready(environment)
     environment.reset()
     environment.send(np.zeros(2, int))
-    assert not environment.ready()
+    assert not environment.connection.poll(0)
     until_ready(environment)
     assert environment.recv()[1].tolist() == [1.0, 1.0]
 
@@ -98,7 +98,7 @@ def test_one_that_does_not_answer_can_be_killed(worker):
     environment = worker(CountingSuite(["three"], fault="slow"))
     environment.reset()
     environment.send(np.zeros(2, int))
-    environment.kill()
+    environment._process.kill()
     with pytest.raises(WorkerError, match="SIGKILL"):
         environment.recv()
     with pytest.raises(WorkerError, match="SIGKILL"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from impala.actor_pool import actor_seeds
-from impala.children import die_with_parent, signals_held
+from impala.children import die_with_parent, how_it_ended, signals_held
 from impala.crew import crew_size
 from impala.inference_server import Batching, Server, join
 from impala.transport.memory import Shared
@@ -57,10 +56,7 @@ class InferenceProcess:
             return self.control.recv_bytes().decode()
         except (EOFError, OSError):
             self._process.join(5.0)
-            code = self._process.exitcode
-            if code is not None and code < 0:
-                return f"its process was killed by {signal.Signals(-code).name}"
-            return f"its process ended with exit code {code} and left no traceback"
+            return how_it_ended(self._process.exitcode)
 
     def close(self) -> None:
         self.control.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import resource
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala.agents.agent import Agent
-from impala.children import signals_held
+from impala.children import how_it_ended, signals_held
 from impala.crew import Crew, crew_size, group_sizes, moved_outside, played, without
 from impala.messages import (
     NO_TASK,
@@ -324,8 +323,7 @@ class SharedMemoryTransport:
             self._groups_due[actor, broken.group] = time.monotonic() + wait_s
         again = bool(self._crews[actor])
         if not again:
-            self._connections.pop(actor).close()
-            self._processes.pop(actor).kill()
+            self._buried(actor)
         fault = Fault(actor, task, [task] if broken.aborted else [], again, lost)
         self._report(where, broken.cause, fault, wait_s)
 
@@ -365,10 +363,7 @@ class SharedMemoryTransport:
             )
         process = self._processes[actor]
         process.join(5.0)
-        code = process.exitcode
-        if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code} and left no traceback"
+        return how_it_ended(process.exitcode)
 
 
 def _check_open_files(num_actors: int, outside: int) -> None:
