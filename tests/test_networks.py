@@ -97,14 +97,21 @@ def test_a_torso_with_a_motion_gain_sees_the_newest_frame_and_what_changed():
     frames = random_frames(3, (4, 84, 84))
     seen = frames / 255
     changes = 3.0 * (seen[:, 1:] - seen[:, :-1])  # the newest frame is the last one
-    x = torch.cat([changes, seen[:, -1:]], 1)
-    x = F.relu(F.conv2d(x, torso.conv1.weight, torso.conv1.bias, stride=4))
+    weight, bias = torso.conv1.weight, torso.conv1.bias
+    x = torch.stack(  # every other filter sees frames as they are
+        [
+            F.conv2d(seen, weight[::2], bias[::2], stride=4),
+            F.conv2d(torch.cat([changes, seen[:, -1:]], 1), weight[1::2], bias[1::2], stride=4),
+        ],
+        2,
+    )
+    x = F.relu(x.flatten(1, 2))
     x = F.relu(F.conv2d(x, torso.conv2.weight, torso.conv2.bias, stride=2))
     expected = F.relu(torso.linear(x.permute(0, 2, 3, 1).reshape(3, -1)))
     torch.testing.assert_close(torso(frames), expected, rtol=1e-3, atol=1e-4)
     assert torso.state_dict().keys() == plain.state_dict().keys()
     still = frames[:, :1].expand(-1, 4, -1, -1)
-    torso.conv1.weight.data[:, :3] = 0.0  # blind to motion, and nothing moves
+    torso.conv1.weight.data[1::2, :3] = 0.0  # blind to motion, and nothing moves
     plain.load_state_dict(torso.state_dict())
     plain.conv1.weight.data = torso.conv1.weight.data.clone()
     torch.testing.assert_close(torso(still), plain(still), rtol=1e-3, atol=1e-4)

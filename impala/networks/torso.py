@@ -54,9 +54,10 @@ class Shallow(Torso):
         (layer normalisation, Ba et al. 2016); no parameters are added. In a game most pixels
         never change. They are then most of what a unit sees, its weights move together at each
         step of Adam, and most units soon are always off or always on; what moves is lost.
-    motion_gain: None, or weights of the first convolution are for the newest frame and, this many
-        times stronger, for what changed from each frame of the stack to the next. It is the same
-        function of other parameters, in which what moves weighs more than the background.
+    motion_gain: None, or weights of every other filter of the first convolution are for the newest
+        frame and, this many times stronger, for what changed from each frame of the stack to the
+        next. It is the same function of other parameters, in which what moves weighs more than
+        the background for half of the filters.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Shallow(Torso):
         mixing = None
         if motion_gain is not None:  # Unlike the paper:
             frames = torch.eye(channels)  # the oldest first
-            mixing = motion_gain * (frames.roll(-1, 0) - frames)
-            mixing[-1] = frames[-1]
+            motion = motion_gain * (frames.roll(-1, 0) - frames)
+            motion[-1] = frames[-1]
+            mixing = torch.stack([frames, motion]).repeat(8, 1, 1)  # [filters, channels, channels]
         self.mixing: Tensor | None
         self.register_buffer("mixing", mixing, persistent=False)
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
@@ -111,7 +113,7 @@ class Shallow(Torso):
         blocks = blocks.view(torch.uint8).view(count, rows, columns, 16 * channels)
         weight = self.conv1.weight / 255.0
         if self.mixing is not None:
-            weight = torch.einsum("ochw,cd->odhw", weight, self.mixing)
+            weight = torch.einsum("ochw,ocd->odhw", weight, self.mixing)
         weight = weight.view(-1, channels, 2, 4, 2, 4)
         weight = weight.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
         return F.conv2d(_converted(blocks).permute(0, 3, 1, 2), weight, self.conv1.bias)
