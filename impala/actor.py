@@ -348,8 +348,7 @@ class Actor:
         member, _ = group.playing[group.order[-1]]
         if self._pace.too_slow(member.task, seconds):
             self._said.append(Slow(member.task))
-        longest = max(range(len(seconds)), key=seconds.__getitem__)
-        group.order.append(group.order.pop(longest))
+        group.order.append(group.order.pop(self._pace.next_last(seconds)))
 
     def _value(
         self, final: list[Any], cut: NDArray[np.intp], rows: Step, numbers: NDArray[np.int64]

@@ -1,6 +1,7 @@
 """Environments of one actor at their own pace: partial batches, moves, changes of crew."""
 
 import logging
+import re
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -188,8 +189,11 @@ def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     assert {tuple(game) for game in actor.games} == WHOLE
 
 
-def paced(durations, parallel, steps, noise=0.0):
-    """Whom Pace finds slow, of environments that take so many seconds, in steps of them all."""
+def paced(durations, parallel, steps, noise=0.0, busy_s=0.0):
+    """Whom Pace finds slow, of environments that take so many seconds, in steps of them all.
+
+    busy_s: that whoever is received from last waits for a core.
+    """
     pace, order, found = Pace(), list(range(len(durations))), []
     draw = np.random.default_rng(0)
     for _ in range(steps):
@@ -199,9 +203,10 @@ def paced(durations, parallel, steps, noise=0.0):
             end = max(now, took[one]) if parallel else now + took[one]
             seconds.append(end - now + 1e-5)
             now = end
+        seconds[-1] += busy_s * draw.uniform(0.5, 1.5)
         if pace.too_slow(order[-1], seconds):
             found.append(order[-1])
-        order.append(order.pop(int(np.argmax(seconds))))
+        order.append(order.pop(pace.next_last(seconds)))
     return found
 
 
@@ -209,8 +214,9 @@ def paced(durations, parallel, steps, noise=0.0):
 def test_pace_finds_the_one_that_others_wait_for(parallel):
     durations = np.array([1, 1, 20, 1, 1, 1]) / 1000
     assert paced(durations, parallel, SAMPLES) == []
-    assert paced(durations, parallel, 2 * SAMPLES + 1) == [2, 2]
-    assert paced(durations * 1000, parallel, 3) == [2]  # they have waited long enough to know
+    assert paced(durations, parallel, 4 * SAMPLES + 1) == [2, 2]  # every other step
+    assert paced(durations * 1000, parallel, 5) == [2]  # they have waited long enough to know
+    assert set(paced(10 * durations, parallel, 100, busy_s=0.01)) == {2}
     assert set(paced(durations, parallel, 100, noise=0.5)) == {2}
     two = np.array([0.01, 0.5, 0.01, 0.5, *[0.01] * 8])
     assert set(paced(two, False, 100)) in ({1}, {3}, {1, 3})  # the other is found after that one
@@ -223,6 +229,8 @@ def test_pace_leaves_those_alone_that_take_much_the_same(parallel):
     assert paced(np.full(2, 0.01), parallel, 1000) == []
     assert paced(np.array([1.0] * 28 + [3.0]) / 1000, False, 300) == []
     assert paced(np.array([1, 1, 20, 1]) / 10_000, parallel, 300) == []  # it is not worth it
+    for count in (2, 8):  # who is last is not to blame
+        assert paced(np.full(count, 0.0005), parallel, 1000, busy_s=0.02) == []
 
 
 @contextmanager
@@ -320,8 +328,8 @@ def test_a_mix_holds_whatever_the_speed_and_environments_change_tasks(started, c
     )  # fmt: skip
     seen = Counted(transport)
     with caplog.at_level(logging.INFO):
-        seen.until(lambda: "five has 11 (had" in caplog.text)
-    assert "environments change tasks, so that shares are as actors.mix says: three" in caplog.text
+        # How many depends on how slow the other is, too, on busy cores.
+        seen.until(lambda: re.search(r"says: three has [1-4] .*five has (8|9|10|11) ", caplog.text))
     seen.until(lambda: not transport._reforming)
     seen.tasks.clear()
     seen.until(lambda: seen.tasks[0] >= 100)

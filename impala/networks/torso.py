@@ -54,10 +54,9 @@ class Shallow(Torso):
         (layer normalisation, Ba et al. 2016); no parameters are added. In a game most pixels
         never change. They are then most of what a unit sees, its weights move together at each
         step of Adam, and most units soon are always off or always on; what moves is lost.
-    motion_gain: None, or weights of every other filter of the first convolution are for the newest
-        frame and, this many times stronger, for what changed from each frame of the stack to the
-        next. It is the same function of other parameters, in which what moves weighs more than
-        the background for half of the filters.
+    motion_filters: how many of the first convolution's 16 filters see no frames, but only what
+        changed from each to the next (and from the newest back to the oldest). Together with
+        `normalise`, what moves is then all that matters to them, however little of the image.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Shallow(Torso):
         *,
         hidden_size: int = 256,
         normalise: bool = False,
-        motion_gain: float | None = None,
+        motion_filters: int = 0,
     ) -> None:
         super().__init__()
         # A channel is normalised over its image, which has to have two points.
@@ -74,11 +73,10 @@ class Shallow(Torso):
         self.out_features = hidden_size
         self.normalise = normalise
         mixing = None
-        if motion_gain is not None:  # Unlike the paper:
-            frames = torch.eye(channels)  # the oldest first
-            motion = motion_gain * (frames.roll(-1, 0) - frames)
-            motion[-1] = frames[-1]
-            mixing = torch.stack([frames, motion]).repeat(8, 1, 1)  # [filters, channels, channels]
+        if motion_filters:  # Unlike the paper:
+            _check_motion_filters(motion_filters, channels)
+            mixing = torch.eye(channels).repeat(16, 1, 1)  # [filters, channels, channels]
+            mixing[:motion_filters] = mixing[0].roll(1, 1) - mixing[0]
         self.mixing: Tensor | None
         self.register_buffer("mixing", mixing, persistent=False)
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
@@ -184,6 +182,13 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         residual = F.relu(self.conv1(F.relu(x)), inplace=True)
         return self.conv2(residual).add_(x)
+
+
+def _check_motion_filters(motion_filters: int, frames: int) -> None:
+    if not 0 <= motion_filters <= 16:
+        raise ValueError(f"motion_filters={motion_filters}: the first convolution has 16 filters")
+    if frames == 1:
+        raise ValueError("motion_filters needs observations of several frames, got one frame")
 
 
 def initialise(torso: Torso) -> None:
