@@ -140,22 +140,22 @@ def summed(
 def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
     """A slow game beside seven others; also seconds between two steps of an environment."""
     times = {"seconds": options.seconds, "windows": options.windows}
-    rows, between_s = [], 0.0
+    first = train(OTHERS, [], warm_up_s=15, seconds=options.seconds, windows=1)
+    between_s = len(OTHERS) * PER_TASK / first.others_per_s
+    rows = []
     cases = [(factor, True) for factor in options.factors]
     cases += [(options.factors[0], False)] * options.lockstep
     for factor, outside in cases:
         alone: list[Played] = []
         beside: list[Played] = []
-        sleep_s = 0.0
+        # In lockstep the eight environments of the game sleep one after the other.
+        sleep_s = factor * between_s / (1 if outside else PER_TASK)
+        # By default they do so, too, until they are found slow, in a few steps.
+        warm_up_s = 30 + 2 * (SAMPLES + 2) * PER_TASK * min(sleep_s, 0.5)
+        overrides = [] if outside else ["actors.outside=never"]
         for _ in range(options.rounds):  # in turns: the machine's own speed changes by the minute
-            alone.append(train(OTHERS, [], warm_up_s=15, **times))
+            alone.append(train(OTHERS, overrides, warm_up_s=warm_up_s, **times))
             report.say(f"seven games: {alone[-1].others_per_s:.0f} steps/s")
-            between_s = between_s or len(OTHERS) * PER_TASK / alone[0].others_per_s
-            # In lockstep the eight environments of the game sleep one after the other.
-            sleep_s = factor * between_s / (1 if outside else PER_TASK)
-            # By default they do so, too, until they are found slow, in a few steps.
-            warm_up_s = 30 + (SAMPLES + 2) * PER_TASK * min(sleep_s, 0.5)
-            overrides = [] if outside else ["actors.outside=never"]
             beside.append(train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times))
             report.say(f"{factor} times slower: others {beside[-1].others_per_s:.0f} steps/s")
         without, beside_it = (max(each.others_per_s for each in runs) for runs in (alone, beside))

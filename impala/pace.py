@@ -19,11 +19,11 @@ class Pace:
 
     How long one of them keeps the others waiting is seen when it is received from last, since the
     others are then done: what it still takes, and what sending to it took. So whichever seemed to
-    take longest is the last of every other step; in the steps between, each is in its turn. A task
-    is too slow if, in the median of the last `SAMPLES` steps in which it was the last, that is more
-    than `RATIO` times what each of the others takes, more than `SHARE` of the step, more than
+    take longest is the last of every other step; in the steps between, each is in its turn. Of the
+    last `SAMPLES` steps in which it was the last, a task is too slow if in three of four that is
+    more than `RATIO` times what each of the others takes, more than `SHARE` of the step, more than
     `WORTH_S`, and more than `RATIO_BY_TURN` times what the others take when it is their turn to be
-    last: on busy cores whoever is last waits for a core.
+    last: on busy cores whoever is last waits for a core, now and then.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class Pace:
         ratios, shares, waited_s = zip(*samples, strict=True)
         if len(samples) < SAMPLES and (len(samples) < 2 or sum(waited_s) < LONG_S):
             return False
-        medians = map(statistics.median, (ratios, shares, waited_s))
+        quartiles = [sorted(each)[len(samples) // 4] for each in (ratios, shares, waited_s)]
         by_others_s = [each_s for other, each_s in self._turns if other != task] or [0.0]
         limits = RATIO, SHARE, max(WORTH_S, RATIO_BY_TURN * statistics.median(by_others_s))
-        slow = all(median > limit for median, limit in zip(medians, limits, strict=True))
+        slow = all(least > limit for least, limit in zip(quartiles, limits, strict=True))
         if slow:
             samples.clear()
         return slow
