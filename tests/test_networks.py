@@ -92,24 +92,28 @@ def test_normalised_torso_is_the_plain_network(frame_shape):
         torch.testing.assert_close(gradient, wanted, rtol=1e-2, atol=1e-2)
 
 
-def test_motion_filters_see_what_changed_from_frame_to_frame():
-    torso, plain = Shallow((4, 84, 84), motion_filters=6), Shallow((4, 84, 84))
+def test_a_torso_with_a_motion_gain_sees_the_newest_frame_and_what_changed():
+    torso, plain = Shallow((4, 84, 84), motion_gain=3.0), Shallow((4, 84, 84))
     frames = random_frames(3, (4, 84, 84))
     seen = frames / 255
-    changes = torch.stack([seen[:, (i + 1) % 4] - seen[:, i] for i in range(4)], 1)
-    weight, bias = torso.conv1.weight, torso.conv1.bias
-    moving = F.conv2d(changes, weight[:6], bias[:6], stride=4)
-    x = F.relu(torch.cat([moving, F.conv2d(seen, weight[6:], bias[6:], stride=4)], 1))
+    changes = 3.0 * (seen[:, 1:] - seen[:, :-1])  # the newest frame is the last one
+    x = torch.cat([changes, seen[:, -1:]], 1)
+    x = F.relu(F.conv2d(x, torso.conv1.weight, torso.conv1.bias, stride=4))
     x = F.relu(F.conv2d(x, torso.conv2.weight, torso.conv2.bias, stride=2))
     expected = F.relu(torso.linear(x.permute(0, 2, 3, 1).reshape(3, -1)))
     torch.testing.assert_close(torso(frames), expected, rtol=1e-3, atol=1e-4)
     assert torso.state_dict().keys() == plain.state_dict().keys()
-
-
-@pytest.mark.parametrize(("frames", "filters"), [(4, 17), (4, -1), (1, 8)])
-def test_motion_filters_that_cannot_be_are_refused(frames, filters):
-    with pytest.raises(ValueError, match="motion_filters"):
-        Shallow((frames, 28, 28), motion_filters=filters)
+    still = frames[:, :1].expand(-1, 4, -1, -1)
+    torso.conv1.weight.data[:, :3] = 0.0  # blind to motion, and nothing moves
+    plain.load_state_dict(torso.state_dict())
+    plain.conv1.weight.data = torso.conv1.weight.data.clone()
+    torch.testing.assert_close(torso(still), plain(still), rtol=1e-3, atol=1e-4)
+    # One frame has nothing to have changed from.
+    single = Shallow((1, 28, 28), motion_gain=3.0)
+    plain = Shallow((1, 28, 28))
+    plain.load_state_dict(single.state_dict())
+    frames = random_frames(3, (1, 28, 28))
+    torch.testing.assert_close(single(frames), plain(frames))
 
 
 def units_that_tell_frames_apart(normalise: bool) -> int:

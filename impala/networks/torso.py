@@ -54,9 +54,9 @@ class Shallow(Torso):
         (layer normalisation, Ba et al. 2016); no parameters are added. In a game most pixels
         never change. They are then most of what a unit sees, its weights move together at each
         step of Adam, and most units soon are always off or always on; what moves is lost.
-    motion_filters: how many of the first convolution's 16 filters see no frames, but only what
-        changed from each to the next (and from the newest back to the oldest). Together with
-        `normalise`, what moves is then all that matters to them, however little of the image.
+    motion_gain: None, or weights of the first convolution are for the newest frame and, this many
+        times stronger, for what changed from each frame of the stack to the next. It is the same
+        function of other parameters, in which what moves weighs more than the background.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Shallow(Torso):
         *,
         hidden_size: int = 256,
         normalise: bool = False,
-        motion_filters: int = 0,
+        motion_gain: float | None = None,
     ) -> None:
         super().__init__()
         # A channel is normalised over its image, which has to have two points.
@@ -73,10 +73,10 @@ class Shallow(Torso):
         self.out_features = hidden_size
         self.normalise = normalise
         mixing = None
-        if motion_filters:  # Unlike the paper:
-            _check_motion_filters(motion_filters, channels)
-            mixing = torch.eye(channels).repeat(16, 1, 1)  # [filters, channels, channels]
-            mixing[:motion_filters] = mixing[0].roll(1, 1) - mixing[0]
+        if motion_gain is not None:  # Unlike the paper:
+            frames = torch.eye(channels)  # the oldest first
+            mixing = motion_gain * (frames.roll(-1, 0) - frames)
+            mixing[-1] = frames[-1]
         self.mixing: Tensor | None
         self.register_buffer("mixing", mixing, persistent=False)
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
@@ -111,7 +111,7 @@ class Shallow(Torso):
         blocks = blocks.view(torch.uint8).view(count, rows, columns, 16 * channels)
         weight = self.conv1.weight / 255.0
         if self.mixing is not None:
-            weight = torch.einsum("ochw,ocd->odhw", weight, self.mixing)
+            weight = torch.einsum("ochw,cd->odhw", weight, self.mixing)
         weight = weight.view(-1, channels, 2, 4, 2, 4)
         weight = weight.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
         return F.conv2d(_converted(blocks).permute(0, 3, 1, 2), weight, self.conv1.bias)
@@ -182,13 +182,6 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         residual = F.relu(self.conv1(F.relu(x)), inplace=True)
         return self.conv2(residual).add_(x)
-
-
-def _check_motion_filters(motion_filters: int, frames: int) -> None:
-    if not 0 <= motion_filters <= 16:
-        raise ValueError(f"motion_filters={motion_filters}: the first convolution has 16 filters")
-    if frames == 1:
-        raise ValueError("motion_filters needs observations of several frames, got one frame")
 
 
 def initialise(torso: Torso) -> None:
