@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.training_run import FAREWELL_S, LAUNCH, end, exit_on_sigterm
 from impala.loggers.json_lines import read_points
-from impala.pace import SAMPLES
+from impala.pace import LONG_S, SAMPLES
 from suites.atari57 import Atari57
 from suites.suite import Task, TaskVectorEnv
 
@@ -142,32 +142,40 @@ def stall_rows(options: argparse.Namespace) -> tuple[list[list[str]], float]:
     times = {"seconds": options.seconds, "windows": options.windows}
     first = train(OTHERS, [], warm_up_s=15, seconds=options.seconds, windows=1)
     between_s = len(OTHERS) * PER_TASK / first.others_per_s
-    rows = []
     cases = [(factor, True) for factor in options.factors]
     cases += [(options.factors[0], False)] * options.lockstep
-    for factor, outside in cases:
-        alone: list[Played] = []
-        beside: list[Played] = []
-        # In lockstep the eight environments of the game sleep one after the other.
-        sleep_s = factor * between_s / (1 if outside else PER_TASK)
-        # By default they do so, too, until they are found slow, in a few steps.
-        warm_up_s = 30 + 2 * (SAMPLES + 2) * PER_TASK * min(sleep_s, 0.5)
-        overrides = [] if outside else ["actors.outside=never"]
-        for _ in range(options.rounds):  # in turns: the machine's own speed changes by the minute
-            alone.append(train(OTHERS, overrides, warm_up_s=warm_up_s, **times))
-            report.say(f"seven games: {alone[-1].others_per_s:.0f} steps/s")
-            beside.append(train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times))
-            report.say(f"{factor} times slower: others {beside[-1].others_per_s:.0f} steps/s")
-        without, beside_it = (max(each.others_per_s for each in runs) for runs in (alone, beside))
+    # The eight environments of the game sleep one after the other until they are found slow.
+    slowest_s = max(options.factors) * between_s * PER_TASK
+    warm_up_s = 30 + 2 * min((SAMPLES + 2) * slowest_s, LONG_S + 2 * slowest_s)
+    alone: list[Played] = []
+    beside: dict[tuple[int, bool], list[Played]] = {case: [] for case in cases}
+    for _ in range(options.rounds):  # in turns: the machine's own speed changes by the minute
+        alone.append(train(OTHERS, [], warm_up_s=warm_up_s, **times))
+        report.say(f"seven games: {alone[-1].others_per_s:.0f} steps/s")
+        for factor, outside in cases:
+            overrides = [] if outside else ["actors.outside=never"]
+            sleep_s = sleep_of(factor, outside, between_s)
+            played = train(GAMES, overrides, warm_up_s=warm_up_s, sleep_s=sleep_s, **times)
+            beside[factor, outside].append(played)
+            report.say(f"{factor} times slower: others {played.others_per_s:.0f} steps/s")
+    without = max(each.others_per_s for each in alone)
+    rows = []
+    for (factor, outside), runs in beside.items():
+        beside_it = max(each.others_per_s for each in runs)
         rows.append(
             [
                 f"{factor} times slower, " + ("by default" if outside else "all in lockstep"),
-                f"{sleep_s * 1e3:,.0f}", report.number(without), report.number(beside_it),
-                f"{beside_it / without:.3f}", f"{beside[-1].slow_per_s:.1f}",
-                f"{beside[-1].coverage:.3f}",
+                f"{sleep_of(factor, outside, between_s) * 1e3:,.0f}", report.number(without),
+                report.number(beside_it), f"{beside_it / without:.3f}",
+                f"{runs[-1].slow_per_s:.1f}", f"{runs[-1].coverage:.3f}",
             ]
         )  # fmt: skip
     return rows, between_s
+
+
+def sleep_of(factor: int, outside: bool, between_s: float) -> float:
+    """Of one environment; in lockstep the eight of the game sleep one after the other."""
+    return factor * between_s / (1 if outside else PER_TASK)
 
 
 def mix_rows(options: argparse.Namespace, between_s: float) -> list[list[str]]:
@@ -203,7 +211,7 @@ def mix_rows(options: argparse.Namespace, between_s: float) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.uneven", description=__doc__)
     parser.add_argument("--factors", nargs="+", type=int, default=[20, 100])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a window")
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="of the first table, in turns")
     parser.add_argument("--lockstep", action="store_true", help="with actors.outside=never, too")
