@@ -246,6 +246,7 @@ class Experiment:
             **self._learner.metrics(),
             **self._measures.take(self._frames - self._logged_frames),
             **self._faults.metrics(),
+            **self._transport.metrics(),
             "queue/fill": self._experience.waiting / self._transport.total_slots,
         }
         self._logged, self._logged_frames = now, self._frames

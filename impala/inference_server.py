@@ -145,6 +145,7 @@ class Server:
         unroll is the oldest that acts in it.
     num_environments: of all actors.
     most: rows that a question can have.
+    answers: counts batches that were answered, and rows in them.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Server:
         batching: Batching,
         device: torch.device,
         seed: int,
+        answers: NDArray[np.int64],
     ) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
@@ -186,7 +188,7 @@ class Server:
         self._in_flight: deque[_Flight] = deque()
         # Two sets of buffers: one batch is gathered while another is computed.
         self._buffers = deque(_Buffers(storage, self._largest, self._cuda) for _ in range(2))
-        self.batches = self.rows = 0
+        self._answers = answers
 
     def serve(self, control: Connection) -> None:
         """Until the other end of `control` is closed."""
@@ -297,8 +299,7 @@ class Server:
                 arrived = torch.cuda.Event()
                 arrived.record(self._stream)
         self._in_flight.append(_Flight(taken, self._version, arrived, outputs, before))
-        self.batches += 1
-        self.rows += used
+        self._answers += 1, used
 
     def _landed(self) -> bool:
         """Whether the oldest batch is there; waits for it if there is nothing else to do."""

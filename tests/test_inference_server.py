@@ -129,6 +129,15 @@ def test_what_is_wrong_with_the_network_is_shown():
         transport.close()
 
 
+def test_how_many_are_answered_at_once_is_measured(started):
+    transport = started([[0, 0], [1]])
+    assert transport.metrics() == {}  # nobody has asked
+    Counted(transport).until(lambda: transport._answers[0] >= 10)
+    assert 1 <= transport.metrics()["inference/batch_size"] <= 3
+    batches, rows = transport._answers_before.tolist()
+    assert batches <= rows <= 3 * batches
+
+
 def test_closing_leaves_nothing(started):
     transport = started([[0, 0], [1]])
     seen = Counted(transport)
@@ -149,10 +158,12 @@ class Asked:
     def __init__(self, batching, actors=2, environments=4):
         pool = ActorPool(CountingSuite(), CountingAgent(), [[0] * environments], UNROLL, False)
         self.environments = environments
+        self.counted = np.zeros(2, np.int64)  # batches, rows
         self.storage = allocate(pool.layout, actors * environments)
         self.server = Server(
             CountingAgent(), Weights(), self.storage, num_environments=actors * environments,
             most=environments, num_actions=2, batching=batching, device=torch.device("cpu"), seed=1,
+            answers=self.counted,
         )  # fmt: skip
         self.control, theirs = Pipe()
         self.actors = []
@@ -200,7 +211,7 @@ def test_it_waits_for_a_minimum_and_answers_together(asked):
     assert each.answers(0, 0.3) == []
     each.ask(1, 9, 1, 2)
     assert (each.answers(0, 60), each.answers(1, 60)) == ([5], [9])
-    assert (each.server.batches, each.server.rows) == (1, 6)
+    assert each.counted.tolist() == [1, 6]
     assert each.storage.version.tolist() == [7, 7, 7, 7, 0, 7, 7, 0]
 
 
@@ -218,7 +229,7 @@ def test_batches_have_a_maximum_and_the_first_come_first(asked):
     assert each.answers(0, 0.3) == []
     each.ask(1, 3, 0, 1)
     assert each.answers(0, 60) == [2] and each.answers(1, 60) == [3]
-    assert each.server.batches == 2
+    assert each.counted.tolist() == [2, 5]
 
 
 def test_a_question_may_be_larger_than_the_maximum(asked):

@@ -78,6 +78,9 @@ class InProcess:
     def faults(self) -> list[Fault]:
         return []
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def release(self, slots: NDArray[np.int64]) -> None:
         for actor, free in self._slots.released(slots):
             self._orders[actor].append(free)

@@ -87,6 +87,7 @@ def _serve(
             batching=batching,
             device=torch.device(batching.device),
             seed=seed,
+            answers=shared.answers(),
         )
         shared.close()
         server.serve(control)

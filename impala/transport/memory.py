@@ -1,9 +1,10 @@
-"""What the processes of a run share: unrolls, weights, signs of life, and who has played what."""
+"""What the processes of a run share: unrolls, weights, signs of life, and counts."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from impala.agents.agent import Agent
@@ -28,6 +29,7 @@ class Shared:
                 Weights.size(builder.agent),
                 Heartbeats.size(actors),
                 Ledger.size(actors, tasks),
+                2 * np.dtype(np.int64).itemsize,
             )
         ]
 
@@ -45,6 +47,10 @@ class Shared:
     def ledger(self) -> Ledger:
         _, _, actors, tasks = self._size
         return Ledger(actors, tasks, self._blocks[3].array())
+
+    def answers(self) -> NDArray[np.int64]:
+        """Batches that the inference server has answered, and rows in them."""
+        return self._blocks[4].array().view(np.int64)
 
     def close(self) -> None:
         """Gives up the descriptors. What was taken from the blocks stays."""

@@ -79,6 +79,8 @@ class SharedMemoryTransport:
         self._beats = self._shared.beats()
         self._weights = self._shared.weights(builder.agent)
         self._balance = Balance(self._shared.ledger(), builder.mix) if builder.mix else None
+        self._answers = self._shared.answers()
+        self._answers_before = self._answers.copy()
         self._server: InferenceProcess | None = None
         self._servers = 0  # started so far
         self._processes: dict[int, BaseProcess] = {}
@@ -127,6 +129,11 @@ class SharedMemoryTransport:
     def faults(self) -> list[Fault]:
         faults, self._faults = self._faults, []
         return faults
+
+    def metrics(self) -> dict[str, float]:
+        batches, rows = self._answers - self._answers_before
+        self._answers_before += batches, rows
+        return {"inference/batch_size": float(rows / batches)} if batches else {}
 
     def release(self, slots: NDArray[np.int64]) -> None:
         for actor, free in self._slots.released(slots):

@@ -154,6 +154,10 @@ class Transport(Protocol):
         """What failed, and was dealt with, since the last call."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What it measured since the last call."""
+        ...
+
     def release(self, slots: NDArray[np.int64]) -> None:
         """The learner has read these slots: their actor may fill them again."""
         ...
