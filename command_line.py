@@ -46,6 +46,10 @@ LEAST = {  # of whole numbers
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
     "inference.min_batch": 1, "inference.max_batch": 1,
 }  # fmt: skip
+MOST = {  # what no machine has, or no generator of random numbers
+    "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
+    "transport.slots_per_environment": 1_000,
+}  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
     "algorithm.max_lag", "restarts.step_timeout_s",
@@ -53,8 +57,8 @@ NULLABLE = (  # where null leaves the choice to the program
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
-    "inference.timeout_s",
 )  # fmt: skip
+PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts")  # which are no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
@@ -80,7 +84,7 @@ def run(main: Callable[[], Any]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise what went wrong, do not print it
     try:
         main()
-    except (UsageError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:  # of Hydra
         print(f"launch.py: error: {_explained(error, sys.argv[1:])}", file=sys.stderr)
         sys.exit(2)
     except RunFailed as error:
@@ -96,16 +100,29 @@ def refusing(output_dir: str) -> Iterator[None]:
     logging.getLogger("hydra.utils").disabled = True  # it logs what it also raises
     try:
         yield
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, OSError, MemoryError, HydraException, OmegaConfBaseException) as error:
         log.debug("refused", exc_info=True)
         message = _explained(error)
         if is_job_of_sweep():  # the jobs after this one still run
             log.error("%s", message)
             raise UsageError(message) from error
-        with suppress(OSError):  # it has something in it
-            os.removedirs(shown(Path(output_dir)))
+        _remove_unused(Path(output_dir))
         print(f"launch.py: error: {message}", file=sys.stderr)
         sys.exit(2)
+    except SystemExit:  # by a signal
+        _remove_unused(Path(output_dir))
+        raise
+
+
+def _remove_unused(run_dir: Path) -> None:
+    """A run's directory in which no run has begun; not if it has anything in it."""
+    if (run_dir / "config.yaml").exists():
+        return
+    for path in (run_dir / "metrics.jsonl", run_dir / "episodes.jsonl"):
+        if path.is_file() and not path.stat().st_size:
+            path.unlink()
+    with suppress(OSError):  # it has something in it
+        os.removedirs(shown(run_dir))
 
 
 @contextmanager
@@ -128,6 +145,7 @@ def reporting(run_dir: Path, mode: str) -> Iterator[None]:
 def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     """The configuration of this run, checked, and the run's directory."""
     overrides = _parsed(HydraConfig.get().overrides.task)
+    _check_parts(cfg, overrides)
     wrong = list(_wrong_types(cfg, overrides))
     choices = {
         group: choice
@@ -143,8 +161,21 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
         run_dir = existing_run_dir(cfg.resume)
         cfg = _resumed(cfg, run_dir, overrides)
     if wrong := [*wrong, *_wrong_choices(cfg), *_wrong_sizes(cfg)]:
-        raise UsageError("; ".join(wrong))
+        raise UsageError("; ".join(dict.fromkeys(wrong)))
     return cfg, run_dir
+
+
+def _check_parts(cfg: DictConfig, overrides: Sequence[Override]) -> None:
+    """Parts have to be there, and have no keys but their own where nothing else would say so."""
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_delete():
+            continue
+        if override.value() is None and key in PARTS:
+            raise UsageError(f"{key}=null: the program needs one, leave it out for the default")
+        if override.is_add() and key.split(".")[0] in (*PARTS, "choices", "inference"):
+            near = _nearest(key, set(_dotted_keys(_defaults([])))) or "see `--cfg job` for all keys"
+            raise UsageError(f"unknown key {key!r}: {near}")
 
 
 def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> DictConfig:
@@ -187,9 +218,22 @@ def _saved_config(cfg: DictConfig, run_dir: Path) -> DictConfig:
         raise UsageError(f"{shown(path)} is damaged and cannot be read: {reason}") from error
     if not isinstance(saved, DictConfig):
         raise UsageError(f"{shown(path)} is damaged: it has no keys")
-    for key in cfg:
-        if key in CHANGEABLE and key not in saved:  # a run from before there was such a key
-            saved[key] = cfg[key]
+    part = saved.get("inference")
+    if isinstance(part, DictConfig) and part.get("device") == saved.get("device"):
+        part.device = "${device}"  # was saved resolved; the device may change
+    for key in _dotted_keys(cfg):  # a run from before there was such a key has its default
+        *parent, name = key.split(".")
+        if _is_group(parent[0] if parent else "") and key not in CHANGEABLE:
+            continue  # of a choice, which may be another in the saved run
+        above = OmegaConf.select(saved, ".".join(parent)) if parent else saved
+        known = any(key == k or key.startswith(f"{k}.") for k in CHANGEABLE)
+        if known and isinstance(above, DictConfig) and name not in above:
+            above[name] = OmegaConf.select(cfg, key)
+    if wrong := [
+        str(key) for key in cfg
+        if isinstance(cfg[key], DictConfig) and not isinstance(saved.get(key, cfg[key]), DictConfig)
+    ]:  # fmt: skip
+        raise UsageError(f"{shown(path)} is damaged: {', '.join(wrong)} should have keys")
     if missing := [str(key) for key in cfg if key not in saved]:
         raise UsageError(
             f"{shown(path)} is damaged or of another version: it lacks {', '.join(missing)}"
@@ -244,11 +288,14 @@ def _wrong_sizes(cfg: DictConfig) -> Iterator[str]:
             OmegaConf.update(cfg, key, value)
         if type(value) is not int or value < least:
             yield f"{key}={_text(value)}: expected a whole number, at least {least}"
+        elif value > MOST.get(key, value):
+            yield f"{key}={_text(value)}: expected a whole number, at most {MOST[key]}"
     for key in POSITIVE:
         value = OmegaConf.select(cfg, key, default=1.0)
         if value is None and key in NULLABLE:
             continue
-        if not isinstance(value, (int, float)) or not value > 0 or math.isnan(value):
+        most = 1e6 if key == "algorithm.optimizer.lr" else math.inf
+        if not isinstance(value, (int, float)) or not 0 < value <= most:
             yield f"{key}={_text(value)}: expected a number above 0"
 
 
@@ -262,7 +309,7 @@ def _text(value: Any) -> str:
 
 def _explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
     """One line. `arguments`: of the command line, if that is what could not be composed."""
-    if isinstance(error, HydraException) and arguments:
+    if arguments and (isinstance(error, HydraException) or type(error) is ValueError):
         overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
         if hints := _hints(overrides, sweep=bool({"-m", "--multirun"} & {*arguments})):
             return "; ".join(hints)
@@ -294,7 +341,8 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
             options = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             value = override.value()
             for choice in value if isinstance(value, list) else [value]:
-                if isinstance(choice, str) and choice not in options:
+                if choice not in options and (choice is not None or key != "experiment"):
+                    choice = _text(choice)
                     near = _nearest(choice, options) or f"expected {' or '.join(options)}"
                     hints.append(f"{key}={choice}: there is no such choice, {near}")
     if hints or not overrides:
@@ -307,9 +355,21 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
             if key in set(_dotted_keys(_defaults([]))):
                 hints.append(f"{key}: the part that has this key is not chosen here")
                 continue
+            if choices := _choices_with(key):
+                hints.append(f"{key} is a key of {' and '.join(choices)}, which is not chosen here")
+                continue
             near = _nearest(key, known) or "see `--cfg job` for all keys"
             hints.append(f"unknown key {key!r}: {near}")
     return hints
+
+
+def _choices_with(key: str) -> list[str]:
+    """Choices of a group whose files have this key."""
+    group, _, name = key.rpartition(".")
+    if not group:
+        return []
+    paths = sorted((CONF / group.replace(".", "/")).glob("*.yaml"))
+    return [f"{group}={path.stem}" for path in paths if name in OmegaConf.load(path)]
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -36,7 +36,7 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
-from impala.checkpoint import Checkpoints
+from impala.checkpoint import Checkpoints, fitting
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
@@ -71,6 +71,8 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite.check()
     device = pick_device(cfg.device)
     agent = build_agent(cfg, suite)
+    if cfg.choices.transport == "in_process" and cfg.actors.outside == "always":
+        raise UsageError("actors.outside=always makes processes: transport=in_process has none")
     mix, batching = build_mix(cfg, suite), build_batching(cfg)
     tasks = assign_tasks(
         len(suite.tasks),
@@ -194,7 +196,8 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     suite.check()
     agent = build_agent(cfg, suite)
     state = Checkpoints(run_dir / "checkpoints").load()
-    agent.load_state_dict(state["learner"]["agent"])
+    with fitting():
+        agent.load_state_dict(state["learner"]["agent"])
     evaluation = Evaluation(
         suite=suite,
         agent=agent,
@@ -263,7 +266,9 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
 
 def build_mix(cfg: DictConfig, suite: Suite) -> Mix | None:
     given = cfg.actors.mix
-    mix = given if isinstance(given, str) else OmegaConf.to_container(given)
+    if isinstance(given, str) and given.startswith("{"):  # see conf/config.yaml
+        given = OmegaConf.create(given)
+    mix = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
     weights = task_weights(cast(Any, mix), [task.name for task in suite.tasks])
     return None if weights is None else Mix(weights, cfg.actors.reassign_every_s)
 
@@ -274,7 +279,8 @@ def build_batching(cfg: DictConfig) -> Batching | None:
     if cfg.choices.transport == "in_process":
         raise UsageError("inference=server is a process: transport=in_process has none")
     options = cast(dict[str, Any], OmegaConf.to_container(cfg.inference, resolve=True))
-    return Batching(**{**options, "device": pick_device(options["device"]).type})
+    device = pick_device(options.get("device", "auto"), "inference.device")
+    return Batching(**{**options, "device": device.type})
 
 
 def check_slots(cfg: DictConfig, environments: int) -> None:
@@ -299,10 +305,10 @@ def save_config(cfg: DictConfig, run_dir: Path) -> None:
     os.replace(temporary, run_dir / "config.yaml")
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, key: str = "device") -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise UsageError("device=cuda: this machine has no CUDA device that PyTorch can use")
+        raise UsageError(f"{key}=cuda: this machine has no CUDA device that PyTorch can use")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 

@@ -141,9 +141,10 @@ class Actor:
         elif isinstance(order, Restart):
             group = self._groups[order.group]
             (member,) = group.members
-            self._games.give_back(member.numbers)
-            group.members = [self._member(member.task, True, 1)]
-            group.broken, group.sent_s = False, time.monotonic()
+            if group.broken:
+                self._games.give_back(member.numbers)
+                group.members = [self._member(member.task, True, 1)]
+                group.broken, group.sent_s = False, time.monotonic()
         else:
             self._reform = order.crew
 
@@ -384,7 +385,8 @@ class Actor:
         if wake is not None:
             sources.append(wake)
         start = time.perf_counter()
-        wait(sources, None if deadline == np.inf else max(deadline - time.monotonic(), 0.0))
+        patience_s = max(deadline - time.monotonic(), 0.0)
+        wait(sources, min(patience_s, 1000.0))  # the system counts in 32 bits
         if environments:
             self._environments_s += time.perf_counter() - start
         elif self._inference.connection in sources:

@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,18 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 _NUMBERED = re.compile(r"ckpt_(\d+)\.pt")
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """While what was loaded is given to parts: ValueError if it is of other parts."""
+    try:
+        yield
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            "the checkpoint does not fit the network and settings of the run's config.yaml, which"
+            f" may have been edited: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Checkpoints:
@@ -80,6 +94,8 @@ class Checkpoints:
                 state = torch.load(path, map_location="cpu", weights_only=True)
                 if not isinstance(state, dict) or state.get("format") != FORMAT:
                     raise ValueError(f"it has no format {FORMAT} checkpoint in it")
+                if type(state.get("frames")) is not int or "learner" not in state:
+                    raise ValueError("it has no frames, or nothing that was learned, in it")
             except Exception as error:
                 log.warning(
                     "the checkpoint %s is damaged (%s: %s): trying the one before it",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala.checkpoint import Checkpoints
+from impala.checkpoint import Checkpoints, fitting
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
@@ -303,13 +303,14 @@ class Experiment:
             file.commit(self._frames)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self._frames = state["frames"]
-        self._updates = state["updates"]
-        self._time_s = state["time_s"]
-        self._learner.load_state_dict(state["learner"])
-        self._scoreboard.load_state_dict(state["scoreboard"])
-        self._faults.load(state.get("faults", {}))  # which older checkpoints do not have
-        torch.set_rng_state(state["random"]["torch"])
+        with fitting():
+            self._frames = state["frames"]
+            self._updates = state["updates"]
+            self._time_s = state["time_s"]
+            self._learner.load_state_dict(state["learner"])
+            self._scoreboard.load_state_dict(state["scoreboard"])
+            self._faults.load(state.get("faults", {}))  # which older checkpoints do not have
+            torch.set_rng_state(state["random"]["torch"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

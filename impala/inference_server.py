@@ -56,6 +56,37 @@ class Batching:
             raise ValueError(f"inference.timeout_s={self.timeout_s}: expected 0 or more")
 
 
+_SIGN_S = 1.0  # between signs of life, at most, unless it hangs
+
+
+class Answers:
+    """What the server says of itself, in memory that it shares with the learner."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        numbers = memory[: self.size()].view(np.float64)
+        self._counts, self._alive_s = numbers[:2], numbers[2:]
+
+    @staticmethod
+    def size() -> int:
+        """Bytes needed."""
+        return 3 * 8
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Batches that were answered so far, and rows in them."""
+        return int(self._counts[0]), int(self._counts[1])
+
+    def answered(self, rows: int) -> None:
+        self._counts += 1, rows
+
+    def alive(self) -> None:
+        self._alive_s[0] = time.monotonic()
+
+    def hangs(self, timeout_s: float) -> bool:
+        """Whether the last sign of life is older than this."""
+        return time.monotonic() > self._alive_s[0] + timeout_s
+
+
 class ServerGone(EOFError):
     """The other end of the pipe to the server is closed."""
 
@@ -145,7 +176,7 @@ class Server:
         unroll is the oldest that acts in it.
     num_environments: of all actors.
     most: rows that a question can have.
-    answers: counts batches that were answered, and rows in them.
+    answers: what it says of itself.
     """
 
     def __init__(
@@ -160,7 +191,7 @@ class Server:
         batching: Batching,
         device: torch.device,
         seed: int,
-        answers: NDArray[np.int64],
+        answers: Answers,
     ) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
@@ -203,6 +234,7 @@ class Server:
 
     def _hear(self, control: Connection) -> bool:
         """Takes what came in, waiting no longer than there is nothing else to do."""
+        self._answers.alive()
         for ready in wait([control, *self._first], self._patience_s()):
             assert isinstance(ready, Connection)
             if ready is control:
@@ -217,12 +249,13 @@ class Server:
                     self._leave(ready)
         return True
 
-    def _patience_s(self) -> float | None:
+    def _patience_s(self) -> float:
         if self._in_flight:
             return 0.0 if self._waiting else 0.0001
         if not self._waiting:
-            return None
-        return max(0.0, self._waiting[0].since_s + self._batching.timeout_s - time.monotonic())
+            return _SIGN_S
+        patience_s = self._waiting[0].since_s + self._batching.timeout_s - time.monotonic()
+        return min(max(0.0, patience_s), _SIGN_S)
 
     def _join(self, control: Connection) -> None:
         actor, first = _JOIN.unpack(control.recv_bytes())
@@ -299,7 +332,7 @@ class Server:
                 arrived = torch.cuda.Event()
                 arrived.record(self._stream)
         self._in_flight.append(_Flight(taken, self._version, arrived, outputs, before))
-        self._answers += 1, used
+        self._answers.answered(used)
 
     def _landed(self) -> bool:
         """Whether the oldest batch is there; waits for it if there is nothing else to do."""

@@ -141,7 +141,7 @@ def task_weights(mix: str | dict[str, float], names: Sequence[str]) -> NDArray[n
     if mix == "equal_actors":
         return None
     given = {} if mix == "equal_frames" else mix
-    if isinstance(given, str):
+    if not isinstance(given, dict):
         raise ValueError(
             f"actors.mix={mix}: expected equal_actors, equal_frames, or a weight for each task such"
             f" as {{{names[0]}: 2}}"
@@ -151,9 +151,12 @@ def task_weights(mix: str | dict[str, float], names: Sequence[str]) -> NDArray[n
             near = difflib.get_close_matches(str(name), names, 1) or names[:3]
             raise ValueError(
                 f"actors.mix: {name} is no task that is played; did you mean {', '.join(near)}?"
+                " Or set actors.mix=equal_actors"
             )
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
-            raise ValueError(f"actors.mix: {name} has weight {weight}, expected a number above 0")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < 1e6:
+            raise ValueError(
+                f"actors.mix: {name} has weight {weight}, expected a number above 0 and below 1e6"
+            )
     weights = np.array([float(given.get(name, 1.0)) for name in names])
     return weights / weights.sum()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from impala.children import die_with_parent, how_it_ended, signals_held
+from impala.children import how_it_ended, signals_held
 from impala.memory import SharedMemory
 from suites.suite import Spec, Suite, Task, TaskVectorEnv
 
@@ -57,7 +57,8 @@ class WorkerEnv(TaskVectorEnv):
         self._shared = memory.array().view(record)[0]
         self.connection, theirs = Pipe()
         code = (
-            "import sys; sys.path[:] = sys.argv[4:]; from impala.worker import work;"
+            "import sys; sys.path[:] = sys.argv[4:]; from impala import children;"
+            " children.die_with_parent(); from impala.worker import work;"  # which takes a while
             " work(*map(int, sys.argv[1:4]))"
         )
         numbers = (theirs.fileno(), memory.descriptor, niceness)
@@ -136,7 +137,6 @@ def _record(spec: Spec, num_envs: int) -> np.dtype:
 
 def work(connection_descriptor: int, memory_descriptor: int, niceness: int) -> None:
     """The life of the process."""
-    die_with_parent()
     os.nice(niceness)
     connection = Connection(connection_descriptor)
     try:

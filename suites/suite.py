@@ -143,6 +143,8 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
                 )
         if not np.isfinite(rewards).all():
             raise RuntimeError(f"the environment returned rewards {rewards.tolist()}")
+        if truncated.any():
+            self._check_final(np.flatnonzero(truncated & ~terminated), info)
         return frames, rewards, terminated, truncated, info
 
     def step(
@@ -158,6 +160,20 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
                 f"the environment returned frames of shape {frames.shape} and type {frames.dtype},"
                 f" expected {shape} of uint8"
             )
+
+    def _check_final(self, cut: np.ndarray, info: dict[str, Any]) -> None:
+        """Last observations of episodes that a time limit cut: their value is needed."""
+        assert self.observation_space.shape is not None
+        shape = self.observation_space.shape[1:]
+        final = info.get("final_obs")
+        for index in cut:
+            frame = None if final is None else np.asarray(final[index])
+            if frame is None or frame.shape != shape or frame.dtype != np.uint8:
+                given = "none" if frame is None else f"{frame.shape} of {frame.dtype}"
+                raise RuntimeError(
+                    f"the environment cut an episode with {given} in info['final_obs'] for its"
+                    f" last frame, expected {shape} of uint8"
+                )
 
     def _check_seeds(self, seeds: Sequence[int] | np.ndarray) -> np.ndarray:
         values = np.asarray(seeds)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from impala.checkpoint import Checkpoints
+from impala.checkpoint import FORMAT, Checkpoints
 
 
 def state(frames):
@@ -51,6 +51,12 @@ def test_a_damaged_file_falls_back_to_the_one_before_loudly(checkpoints, damage,
     with caplog.at_level(logging.WARNING):
         assert checkpoints.load()["frames"] == 1000
     assert "last.pt is damaged" in caplog.text and "ckpt_1100.pt is damaged" in caplog.text
+
+
+def test_a_file_that_lacks_what_is_needed_is_a_damaged_one(checkpoints):
+    for lacking in ({"frames": "many", "learner": {}}, {"frames": 200}):
+        torch.save({"format": FORMAT, **lacking}, checkpoints.folder / "last.pt")
+        assert checkpoints.load()["frames"] == 1100
 
 
 def test_never_from_scratch_unasked(checkpoints, tmp_path):

@@ -183,6 +183,8 @@ def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     actor.until(lambda said: len(actor.columns(0)) >= count[0] + 5)  # they play on without it
     actor.orders.append(Restart(broken.group))
     actor.until(lambda said: len(actor.columns(1)) >= count[1] + 30)
+    actor.orders.append(Restart(broken.group))  # it comes too late: nothing is broken
+    actor.until(lambda said: len(actor.columns(1)) >= count[1] + 60)
     for unroll in actor.unrolls:
         check_rows(unroll)
     check_joints(actor.columns(0))

@@ -14,7 +14,7 @@ import torch
 
 from impala.actor_pool import ActorPool
 from impala.inference import Question
-from impala.inference_server import Batching, RemoteInference, Server, join
+from impala.inference_server import Answers, Batching, RemoteInference, Server, join
 from impala.trajectory import allocate, empty_step, gather
 from impala.transport.restarts import Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
@@ -110,6 +110,34 @@ def test_a_server_that_is_killed_starts_again_with_all_actors(started, caplog):
         seen.until(lambda: False)
 
 
+def test_a_server_dies_while_an_environment_is_to_start_again(started):
+    transport = started(
+        [[0, 0, 1], [1, 1]], outside=[1], restarts=Restarts(per_task=3, backoff_s=3.0)
+    )
+    seen = Counted(transport)
+    seen.until(lambda: len(seen.count) == 2)
+    actor = psutil.Process(transport._processes[1].pid)
+    actor.children()[0].kill()
+    seen.until(lambda: seen.faults)
+    os.kill(transport._server.pid, signal.SIGKILL)
+    seen.until(lambda: len(seen.faults) == 2)
+    seen.count.clear()
+    seen.until(lambda: len(seen.count) == 2 and min(seen.count.values()) >= 20)
+    assert len(seen.faults) == 2
+
+
+def test_a_server_that_hangs_is_killed_and_starts_again(started, caplog):
+    transport = started([[0, 0], [1]], restarts=Restarts(backoff_s=0, per_task=1, step_timeout_s=4))
+    seen = Counted(transport)
+    seen.until(lambda: len(seen.count) == 2)
+    os.kill(transport._server.pid, signal.SIGSTOP)
+    seen.until(lambda: seen.faults)
+    assert "it gave no sign of life for 4 s (restarts.step_timeout_s)" in caplog.text
+    transport._restarts = Restarts()  # a busy machine may need longer to start it
+    seen.count.clear()
+    seen.until(lambda: len(seen.count) == 2)
+
+
 class Unable(CountingAgent):
     def act(self, step, state, noise):
         if len(step.reward) > 1:  # a layout is made from one
@@ -132,9 +160,9 @@ def test_what_is_wrong_with_the_network_is_shown():
 def test_how_many_are_answered_at_once_is_measured(started):
     transport = started([[0, 0], [1]])
     assert transport.metrics() == {}  # nobody has asked
-    Counted(transport).until(lambda: transport._answers[0] >= 10)
+    Counted(transport).until(lambda: transport._answers.counts[0] >= 10)
     assert 1 <= transport.metrics()["inference/batch_size"] <= 3
-    batches, rows = transport._answers_before.tolist()
+    batches, rows = transport._answers_before
     assert batches <= rows <= 3 * batches
 
 
@@ -158,7 +186,7 @@ class Asked:
     def __init__(self, batching, actors=2, environments=4):
         pool = ActorPool(CountingSuite(), CountingAgent(), [[0] * environments], UNROLL, False)
         self.environments = environments
-        self.counted = np.zeros(2, np.int64)  # batches, rows
+        self.counted = Answers(np.zeros(Answers.size(), np.uint8))
         self.storage = allocate(pool.layout, actors * environments)
         self.server = Server(
             CountingAgent(), Weights(), self.storage, num_environments=actors * environments,
@@ -211,7 +239,7 @@ def test_it_waits_for_a_minimum_and_answers_together(asked):
     assert each.answers(0, 0.3) == []
     each.ask(1, 9, 1, 2)
     assert (each.answers(0, 60), each.answers(1, 60)) == ([5], [9])
-    assert each.counted.tolist() == [1, 6]
+    assert each.counted.counts == (1, 6)
     assert each.storage.version.tolist() == [7, 7, 7, 7, 0, 7, 7, 0]
 
 
@@ -229,7 +257,7 @@ def test_batches_have_a_maximum_and_the_first_come_first(asked):
     assert each.answers(0, 0.3) == []
     each.ask(1, 3, 0, 1)
     assert each.answers(0, 60) == [2] and each.answers(1, 60) == [3]
-    assert each.counted.tolist() == [2, 5]
+    assert each.counted.counts == (2, 5)
 
 
 def test_a_question_may_be_larger_than_the_maximum(asked):

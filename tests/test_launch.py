@@ -200,6 +200,20 @@ WHOLE = "expected a whole number, at least"
         ("suite=catch inference=server inference.min_batch=9 inference.max_batch=3", [
             "inference.min_batch=9, inference.max_batch=3: expected 1 <= min_batch <= max_batch",
         ]),
+        ("actors.mix={pong:inf}", ["pong has weight inf, expected a number above 0"]),
+        ("suite=catch actors.mix=[catch]", ["actors.mix=['catch']: expected equal_actors"]),
+        ("suite=catch actors.mix=null", ["actors.mix=None: expected equal_actors"]),
+        ("suite=catch actors.outside=always transport=in_process", ["in_process has none"]),
+        ("+actors.foo=3", ["unknown key 'actors.foo'"]),
+        ("restarts=null", ["restarts=null: the program needs one"]),
+        ("inference=null", ["inference=null: there is no such choice, expected actor or server"]),
+        ("inference.min_batch=4", ["is a key of inference=server, which is not chosen here"]),
+        ("num_actors=1000000000", ["num_actors=1000000000: expected a whole number, at most"]),
+        ("seed=1e30", ["expected a whole number, at most 9223372036854775807"]),
+        ("algorithm.optimizer.lr=inf", ["algorithm.optimizer.lr=inf: expected a number above 0"]),
+        ("algorithm.agent.discount=nan", ["discount=nan: expected a number of at least 0"]),
+        ("network.torso.motion_gain=abc", ["motion_gain=abc: expected null or a number above 0"]),
+        ("hydra.run.dir=/dev/null/x", ["Not a directory"]),
         ("inference=x", ["inference=x: there is no such choice, expected actor or server"]),
         ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
         ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
@@ -347,7 +361,28 @@ def test_a_run_that_is_being_trained_is_left_alone(finished):
     assert run(f"resume={run_dir}").code == 0
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "mode: train\nseed: 1\n", "\x00\x01", "- 1\n"])
+def test_keys_that_a_run_is_too_old_to_have_get_their_defaults(finished):
+    saved = OmegaConf.load(finished / "config.yaml")
+    del saved["restarts"], saved["actors"]["mix"], saved["algorithm"]["max_lag"]
+    OmegaConf.save(saved, finished / "config.yaml")
+    assert run(f"resume={finished}", "total_frames=1000").code == 0
+    saved = OmegaConf.load(finished / "config.yaml")
+    assert (saved.actors.mix, saved.algorithm.max_lag) == ("equal_actors", None)
+    assert saved.restarts.per_task == 5
+
+
+def test_a_checkpoint_of_another_network_is_refused(finished):
+    saved = OmegaConf.load(finished / "config.yaml")
+    saved.suite.rows += 1
+    OmegaConf.save(saved, finished / "config.yaml")
+    for mode in ("train", "evaluate"):
+        ran = run(f"resume={finished}", f"mode={mode}", "total_frames=1000")
+        assert ran.code == 2 and "the checkpoint does not fit" in ran.error
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: [", "mode: train\nseed: 1\n", "\x00\x01", "- 1\n", "actors: 3\n"]
+)
 def test_a_damaged_config_is_refused(finished, text):
     run_dir = finished
     (run_dir / "config.yaml").write_text(text)

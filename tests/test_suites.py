@@ -41,6 +41,19 @@ def num_actions(env: TaskVectorEnv) -> int:
 # Bad input
 
 
+@pytest.mark.parametrize("final", [{}, {"final_obs": np.zeros((1, 10, 5), np.uint8)}])
+def test_a_last_frame_that_a_time_limit_left_out_is_an_error(final):
+    class Cut(type(catch(1))):
+        def _recv(self):
+            frames, rewards, terminated, truncated, _ = super()._recv()
+            return frames, rewards, terminated & False, truncated | True, final
+
+    env = Cut(num_envs=1, seeds=[1], spec=Catch().spec)
+    env.reset()
+    with pytest.raises(RuntimeError, match="for its last frame, expected"):
+        env.step(np.array([1]))
+
+
 def test_unknown_games_are_refused_with_the_nearest_names():
     for wrong, near in [("pongg", "pong"), ("SpaceInvaders", "space_invaders")]:
         with pytest.raises(ValueError, match=f"'{wrong}'.*did you mean {near}"):

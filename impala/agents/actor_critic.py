@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -61,6 +62,13 @@ class ActorCritic(Agent):
         correct_lag: bool = True,
     ) -> None:
         super().__init__()
+        _check("discount", discount, 1.0)
+        _check("lambda_", lambda_, 1.0)
+        _check("baseline_cost", baseline_cost)
+        _check("entropy_cost", entropy_cost)
+        for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
+            if bar is not None:
+                _check(name, bar)
         self.num_actions = num_actions
         self.feed_back = feed_back
         self.discount = discount
@@ -192,3 +200,9 @@ def _one_row(step: Step) -> Step:
 
 def _at(log_policy: Float[Tensor, "T B A"], action: Int64[Tensor, "T B"]) -> Float[Tensor, "T B"]:
     return log_policy.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _check(name: str, value: float, most: float = math.inf) -> None:
+    if not (isinstance(value, (int, float)) and 0 <= value <= most and math.isfinite(value)):
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"algorithm.agent.{name}={value}: expected a number of at least 0{upper}")

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -133,8 +134,6 @@ class WeightsAndBiases:
 
     def _init(self) -> Any:
         """The W&B run, whose summary says what its server has: for an offline run, nothing."""
-        import wandb
-
         offline = self.mode == "offline"
         # A file that W&B would upload holds the whole run or is no use: one left by a run that was
         # killed is torn, which stops `wandb sync`, and lacks what W&B had not written yet. The new
@@ -142,8 +141,11 @@ class WeightsAndBiases:
         for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
         _need_a_cache(self._run_dir)
+        _import_with_folders_in(self._run_dir / "wandb")
         hooks = sys.exit, sys.excepthook
         logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
+        import wandb
+
         wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
         try:
             run = wandb.init(
@@ -195,6 +197,16 @@ class WeightsAndBiases:
             error,
             self._run_dir / "metrics.jsonl",
         )
+
+
+def _import_with_folders_in(folder: Path) -> None:
+    """W&B makes temporary folders when it is imported, which stay when the program is killed."""
+    folder.mkdir(exist_ok=True)
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        import wandb  # noqa: F401
+    finally:
+        tempfile.tempdir = before
 
 
 def _decide(mode: str) -> str:

@@ -74,6 +74,10 @@ class Shallow(Torso):
         self.normalise = normalise
         mixing = None
         if motion_gain is not None:  # Unlike the paper:
+            if type(motion_gain) not in (int, float) or not 0 < motion_gain < math.inf:
+                raise ValueError(
+                    f"network.torso.motion_gain={motion_gain}: expected null or a number above 0"
+                )
             frames = torch.eye(channels)  # the oldest first
             mixing = motion_gain * (frames.roll(-1, 0) - frames)
             mixing[-1] = frames[-1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from impala.agents.agent import Agent
+from impala.inference_server import Answers
 from impala.memory import SharedMemory
 from impala.mix import Ledger
 from impala.trajectory import Trajectory, allocate
@@ -29,7 +29,7 @@ class Shared:
                 Weights.size(builder.agent),
                 Heartbeats.size(actors),
                 Ledger.size(actors, tasks),
-                2 * np.dtype(np.int64).itemsize,
+                Answers.size(),
             )
         ]
 
@@ -48,9 +48,8 @@ class Shared:
         _, _, actors, tasks = self._size
         return Ledger(actors, tasks, self._blocks[3].array())
 
-    def answers(self) -> NDArray[np.int64]:
-        """Batches that the inference server has answered, and rows in them."""
-        return self._blocks[4].array().view(np.int64)
+    def answers(self) -> Answers:
+        return Answers(self._blocks[4].array())
 
     def close(self) -> None:
         """Gives up the descriptors. What was taken from the blocks stays."""

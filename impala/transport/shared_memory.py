@@ -80,7 +80,7 @@ class SharedMemoryTransport:
         self._weights = self._shared.weights(builder.agent)
         self._balance = Balance(self._shared.ledger(), builder.mix) if builder.mix else None
         self._answers = self._shared.answers()
-        self._answers_before = self._answers.copy()
+        self._answers_before = self._answers.counts
         self._server: InferenceProcess | None = None
         self._servers = 0  # started so far
         self._processes: dict[int, BaseProcess] = {}
@@ -111,7 +111,8 @@ class SharedMemoryTransport:
         for connection in wait(sources, timeout_s):
             assert isinstance(connection, Connection)
             if connection not in actors:
-                self._server_failed()
+                assert self._server is not None
+                self._server_failed(self._server.cause_of_death())
                 break  # every actor was ended with it
             actor = actors[connection]
             try:
@@ -131,8 +132,9 @@ class SharedMemoryTransport:
         return faults
 
     def metrics(self) -> dict[str, float]:
-        batches, rows = self._answers - self._answers_before
-        self._answers_before += batches, rows
+        counts = self._answers.counts
+        batches, rows = np.subtract(counts, self._answers_before)
+        self._answers_before = counts
         return {"inference/batch_size": float(rows / batches)} if batches else {}
 
     def release(self, slots: NDArray[np.int64]) -> None:
@@ -225,8 +227,7 @@ class SharedMemoryTransport:
     def _reform(self, actor: int, crew: Crew) -> None:
         """Lets an actor play another crew; games of environments that stay go on."""
         self._crews[actor] = crew
-        for key in [key for key in self._groups_due if key[0] == actor]:
-            del self._groups_due[key]  # all of the crew are built now
+        self._forget_groups_due(actor)
         if actor in self._connections and actor not in self._reforming:
             self._reforming[actor] = crew
             self._tell(actor, Reform(crew))
@@ -269,16 +270,21 @@ class SharedMemoryTransport:
             if actor in self._processes and actor not in self._hanging:
                 self._hanging.add(actor)
                 self._processes[actor].kill()  # `receive` finds the end of its pipe
+        if self._server is not None and self._answers.hangs(timeout_s):
+            self._server_failed(
+                f"it gave no sign of life for {timeout_s:g} s (restarts.step_timeout_s) and was"
+                " killed"
+            )
 
     def _start_server(self) -> None:
         if self._builder.batching is not None:
+            self._answers.alive()
             self._server = InferenceProcess(self._builder, self._shared, self._seed, self._servers)
             self._servers += 1
 
-    def _server_failed(self) -> None:
+    def _server_failed(self, cause: str) -> None:
         """Its core states are lost, so that every game is: all start again."""
         assert self._server is not None
-        cause = self._server.cause_of_death()
         self._server.close()
         self._server = None
         where = "the inference server failed"
@@ -301,7 +307,13 @@ class SharedMemoryTransport:
         self._beats.clear(actor)
         self._lives[actor] += 1
         self._reforming.pop(actor, None)
+        self._forget_groups_due(actor)
         return aborted
+
+    def _forget_groups_due(self, actor: int) -> None:
+        """All of its environments are built anyway."""
+        for key in [key for key in self._groups_due if key[0] == actor]:
+            del self._groups_due[key]
 
     def _failed(self, actor: int, cause: str) -> None:
         """An actor failed: it starts again, or is given up."""
