@@ -95,7 +95,8 @@ def train(
         )  # fmt: skip
         try:
             points: list[dict[str, Any]] = []
-            while not points or points[-1]["time_s"] < warm_up_s + windows * seconds + 10.0:
+            needed_s = warm_up_s + windows * seconds
+            while not points or points[-1]["time_s"] < points[0]["time_s"] + needed_s:
                 if process.poll() is not None:
                     raise RuntimeError(f"{command} ended with exit code {process.returncode}")
                 time.sleep(1.0)
@@ -220,9 +221,13 @@ def main() -> None:
     options = parser.parse_args()
     exit_on_sigterm()
     stalls, between_s = stall_rows(options)
-    mixes = [] if options.no_mixes else mix_rows(options, between_s)
-    report.write(
-        options.out,
+    write(options, stalls, [])
+    if not options.no_mixes:
+        write(options, stalls, mix_rows(options, between_s))
+
+
+def write(options: argparse.Namespace, stalls: list[list[str]], mixes: list[list[str]]) -> None:
+    parts = [
         "# Tasks of uneven speed",
         report.facts(report.made_here("benchmarks.uneven")),
         f"Eight games with {PER_TASK} environments each in two actors, the shallow network;"
@@ -237,14 +242,18 @@ def main() -> None:
             ["the eighth game is", "sleep, ms", "without it, steps/s", "with it, steps/s", "ratio",
              f"{SLOW}, steps/s", "coverage"], stalls
         ),
-        "## What mix the learner gets",
-        "Each task's share of the learner's frames, divided by what `actors.mix` gives it: the"
-        " least and the most of eight. Equal shares are 1. With `equal_actors` shares are meant to"
-        " fall where speed puts them.",
-        report.table(
-            ["actors.mix", "least", "most", f"share of {SLOW}", "all, steps/s"], mixes
-        ),
-    )  # fmt: skip
+    ]  # fmt: skip
+    if mixes:
+        parts += [
+            "## What mix the learner gets",
+            "Each task's share of the learner's frames, divided by what `actors.mix` gives it: the"
+            " least and the most of eight. Equal shares are 1. With `equal_actors` shares are meant"
+            " to fall where speed puts them.",
+            report.table(
+                ["actors.mix", "least", "most", f"share of {SLOW}", "all, steps/s"], mixes
+            ),
+        ]
+    report.write(options.out, *parts)
 
 
 if __name__ == "__main__":

@@ -263,3 +263,19 @@ def test_auto_is_online_with_a_login(
 def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mode='on' .*'auto'"):
         follower(tmp_path, mode="on")
+
+
+def test_a_killed_program_leaves_no_folder_of_wandb_elsewhere(tmp_path):
+    code = (
+        "import os, pathlib, sys; from impala.loggers import weights_and_biases as logger;"
+        " logger._import_with_folders_in(pathlib.Path(sys.argv[1]));"
+        " os.kill(os.getpid(), 9)"
+    )
+    folder, elsewhere = tmp_path / "wandb", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder)], env={**os.environ, "TMPDIR": str(elsewhere)},
+        check=False,
+    )  # fmt: skip
+    assert list(folder.iterdir()), "what is tested: they are somewhere"
+    assert list(elsewhere.iterdir()) == []
