@@ -145,7 +145,7 @@ def reporting(run_dir: Path, mode: str) -> Iterator[None]:
 def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     """The configuration of this run, checked, and the run's directory."""
     overrides = _parsed(HydraConfig.get().overrides.task)
-    _check_parts(cfg, overrides)
+    _check_parts(overrides)
     wrong = list(_wrong_types(cfg, overrides))
     choices = {
         group: choice
@@ -165,7 +165,7 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     return cfg, run_dir
 
 
-def _check_parts(cfg: DictConfig, overrides: Sequence[Override]) -> None:
+def _check_parts(overrides: Sequence[Override]) -> None:
     """Parts have to be there, and have no keys but their own where nothing else would say so."""
     for override in overrides:
         key = override.key_or_group
@@ -192,7 +192,7 @@ def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> D
         value = OmegaConf.select(cfg, key)
         if not _is_group(group) and value == OmegaConf.select(saved, key):
             continue
-        if any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE):
+        if _changeable(key):
             OmegaConf.update(saved, key, value, merge=False, force_add=True)
         else:
             refused.append(override.input_line or key)
@@ -209,6 +209,10 @@ def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> D
     return saved
 
 
+def _changeable(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
+
+
 def _saved_config(cfg: DictConfig, run_dir: Path) -> DictConfig:
     path = run_dir / "config.yaml"
     try:
@@ -222,12 +226,11 @@ def _saved_config(cfg: DictConfig, run_dir: Path) -> DictConfig:
     if isinstance(part, DictConfig) and part.get("device") == saved.get("device"):
         part.device = "${device}"  # was saved resolved; the device may change
     for key in _dotted_keys(cfg):  # a run from before there was such a key has its default
-        *parent, name = key.split(".")
-        if _is_group(parent[0] if parent else "") and key not in CHANGEABLE:
+        if _is_group(key.partition(".")[0]) and key not in CHANGEABLE:
             continue  # of a choice, which may be another in the saved run
-        above = OmegaConf.select(saved, ".".join(parent)) if parent else saved
-        known = any(key == k or key.startswith(f"{k}.") for k in CHANGEABLE)
-        if known and isinstance(above, DictConfig) and name not in above:
+        parent, _, name = key.rpartition(".")
+        above = OmegaConf.select(saved, parent) if parent else saved
+        if _changeable(key) and isinstance(above, DictConfig) and name not in above:
             above[name] = OmegaConf.select(cfg, key)
     if wrong := [
         str(key) for key in cfg

@@ -268,7 +268,7 @@ def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
 def test_a_killed_program_leaves_no_folder_of_wandb_elsewhere(tmp_path):
     code = (
         "import os, pathlib, sys; from impala.loggers import weights_and_biases as logger;"
-        " logger._import_with_folders_in(pathlib.Path(sys.argv[1]));"
+        " logger._imported_with_folders_in(pathlib.Path(sys.argv[1]));"
         " os.kill(os.getpid(), 9)"
     )
     folder, elsewhere = tmp_path / "wandb", tmp_path / "elsewhere"

@@ -141,11 +141,9 @@ class WeightsAndBiases:
         for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
         _need_a_cache(self._run_dir)
-        _import_with_folders_in(self._run_dir / "wandb")
+        wandb = _imported_with_folders_in(self._run_dir / "wandb")
         hooks = sys.exit, sys.excepthook
         logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
-        import wandb
-
         wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
         try:
             run = wandb.init(
@@ -199,12 +197,14 @@ class WeightsAndBiases:
         )
 
 
-def _import_with_folders_in(folder: Path) -> None:
+def _imported_with_folders_in(folder: Path) -> Any:
     """W&B makes temporary folders when it is imported, which stay when the program is killed."""
     folder.mkdir(exist_ok=True)
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
-        import wandb  # noqa: F401
+        import wandb
+
+        return wandb
     finally:
         tempfile.tempdir = before
 
