@@ -178,6 +178,9 @@ class Actor:
         for task in outside.elements():
             member = self._member(task, True, 1)
             groups.append(Group([member], started=False, sent_s=time.monotonic()))
+        free: list[slice] = []
+        for group in groups:
+            group.free = free  # they share their slots
         self._groups = ([Group(members)] if members else []) + groups
         if self._pace is not None:
             self._pace.clear()
@@ -187,7 +190,6 @@ class Actor:
         """Gives up the unroll that a group is in the middle of; its games go on."""
         if group.slots is not None and group.actions is None:
             self._games.keep(group.t, group.slots, group.numbers)
-        group.free.clear()
         group.slots, group.t, group.asking = None, 0, False
 
     def _dismiss(self, member: Member) -> list[int]:
@@ -207,7 +209,8 @@ class Actor:
     # Unrolls
 
     def _begin_all(self) -> None:
-        for group in self._groups:
+        # Where slots are few, whoever has waited longest is first.
+        for group in sorted(self._groups, key=lambda group: group.began_s):
             if group.rests:
                 members = group.members
                 if self._turns is not None:
@@ -345,6 +348,8 @@ class Actor:
     ) -> None:
         """sending_s: in the order of the group; receiving_s: in the order of receiving."""
         assert self._pace is not None
+        if not all(each.started for each in self._groups):
+            return  # processes that start take the cores
         seconds = (sending_s[group.order] + receiving_s).tolist()
         member, _ = group.playing[group.order[-1]]
         if self._pace.too_slow(member.task, seconds):

@@ -23,14 +23,10 @@ def crew_of(tasks: Sequence[int], outside: Collection[int] = ()) -> Crew:
     return tuple(Seat(task, len(list(run)), task in outside) for task, run in groupby(tasks))
 
 
-def group_sizes(crew: Crew) -> list[int]:
-    """Environments of each group, which is stepped as one and has slots of its own.
-
-    All that sit inside are the first group, if there are any; each one outside is another.
-    """
+def seated(crew: Crew) -> tuple[int, int]:
+    """How many environments sit inside, where they are stepped as one, and how many outside."""
     inside = sum(seat.count for seat in crew if not seat.outside)
-    outside = sum(seat.count for seat in crew if seat.outside)
-    return ([inside] if inside else []) + [1] * outside
+    return inside, crew_size(crew) - inside
 
 
 def crew_size(crew: Crew) -> int:

@@ -59,9 +59,9 @@ class Reformed:
 
 @dataclass(frozen=True)
 class Free:
-    """Slots that a group may fill."""
+    """Slots that may be filled."""
 
-    group: int
+    group: int  # that is to; any of those outside stands for them all
     slots: slice
 
 

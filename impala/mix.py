@@ -21,8 +21,9 @@ SLACK_UNROLLS = 2  # that a task may be ahead of the last, so that nobody rests 
 SLACK_SHARE = 0.01  # and of what that one has played,
 SLACK_STEPS = 20_000  # but no more than this
 DEBT = 2.0  # times that, at most, is caught up with; who is further behind was away
-AWAY_S, AWAY_UNROLLS = 2.0, 3.0  # without a new unroll, and a task is not waited for
-WORTH_IT = 1.25  # times as much can be played: then environments change tasks
+AWAY_S, AWAY_UNROLLS = 2.0, 3.0  # without asking for a turn, and a task is not waited for
+WORTH_IT = 1.15  # times as much can be played: then environments change tasks
+NEWEST = 0.25  # weight of the newest unroll in the average of what they take
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Ledger:
         rows = used.reshape(3, num_actors + 1, num_tasks)
         self.steps = rows[0, :-1]  # of unrolls that were begun
         self.forgiven = rows[0, -1]  # steps that a task was behind when it came back
-        self.begun_s = rows[1, :-1]  # when the last unroll was
+        self.asked_s = rows[1, :-1]  # when one last was, or would have been, were it its turn
         self.unroll_s = rows[2, :-1]  # seconds an unroll of its takes, lately; 0: not known
 
     @staticmethod
@@ -58,7 +59,7 @@ class TaskTurns:
     """See `impala.actor.Turns`: a task plays unless it is ahead of the last one.
 
     Steps divided by the task's weight are its time, as in fair queuing, and all tasks are to have
-    the same time. A task that nothing has begun to play for a while (its environments are being
+    the same time. A task that has not asked for a turn for a while (its environments are being
     built, or are broken) is not waited for; when it comes back it need not catch up.
 
     weights: of the tasks, summing to 1.
@@ -74,7 +75,7 @@ class TaskTurns:
         now = time.monotonic()
         time_of_task = (ledger.steps.sum(0) + ledger.forgiven) / self._weights
         away_s = np.maximum(AWAY_S, AWAY_UNROLLS * ledger.unroll_s.max(0))
-        away = now - ledger.begun_s.max(0) > away_s
+        away = now - ledger.asked_s.max(0) > away_s
         plays = []
         for task, size in zip(tasks, steps, strict=True):
             others = ~away
@@ -89,14 +90,14 @@ class TaskTurns:
                 time_of_task[task] += debt
             play = bool(time_of_task[task] <= last + slack)
             plays.append(play)
+            ledger.asked_s[self._actor, task] = now
             if play:
                 ledger.steps[self._actor, task] += size
-                ledger.begun_s[self._actor, task] = now
         return plays
 
     def took(self, task: int, seconds: float) -> None:
-        known = self._ledger.unroll_s[self._actor, task]
-        self._ledger.unroll_s[self._actor, task] = (known + seconds) / 2 if known else seconds
+        known_s = self._ledger.unroll_s[self._actor, task] or seconds
+        self._ledger.unroll_s[self._actor, task] = known_s + NEWEST * (seconds - known_s)
 
 
 class Balance:
@@ -120,7 +121,9 @@ class Balance:
         self._then = now
         tables = np.array([environments([crew], len(self._weights)) for crew in crews])
         has = tables.sum(0)
-        unroll_s = np.where(tables > 0, self._ledger.unroll_s, 0.0).max(0)
+        # Of those actors that play it and know.
+        counts = np.where(self._ledger.unroll_s > 0, tables, 0)
+        unroll_s = (self._ledger.unroll_s * counts).sum(0) / np.maximum(counts.sum(0), 1)
         known = np.flatnonzero(unroll_s > 0)
         if len(known) < 2:
             return None

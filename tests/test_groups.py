@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from impala.actor_pool import ActorPool
-from impala.crew import Seat, crew_of, group_sizes, moved_outside, played, without
+from impala.crew import Seat, crew_of, moved_outside, played, seated, without
 from impala.messages import Broken, Free, Reform, Reformed, Restart, Unroll
 from impala.mix import Mix
 from impala.pace import SAMPLES, Pace
@@ -48,7 +48,7 @@ class Played:
         return taken
 
     def recrew(self, crew):
-        self.slots.partition(0, group_sizes(crew))
+        self.slots.partition(0, *seated(crew))
         self.orders += self.slots.free(0)
 
     def until(self, done):
@@ -119,10 +119,18 @@ def check_joints(unrolls):
 def test_groups_are_all_inside_and_each_outside():
     crew = crew_of([0, 0, 1, 1, 2], outside=[1])
     assert crew == (Seat(0, 2), Seat(1, 2, True), Seat(2, 1))
-    assert group_sizes(crew) == [3, 1, 1]
-    assert group_sizes(moved_outside(crew, 0)) == [1, 1, 1, 1, 1]
+    assert seated(crew) == (3, 2)
+    assert seated(moved_outside(crew, 0)) == (1, 4)
     assert played(without(crew, 1)) == [0, 0, 2]
-    assert group_sizes(()) == []
+    assert seated(()) == (0, 0)
+
+
+def test_where_slots_are_few_environments_outside_take_turns(play):
+    actor = play(crew_of([0] * 4, outside=[0]))
+    actor.orders = actor.orders[:1]
+    actor.until(lambda said: len(actor.unrolls) >= 12)
+    begun_at = [int(unroll.steps.frame[0, 0, 0, 0, 0]) for unroll in actor.unrolls]
+    assert begun_at == [0] * 4 + [UNROLL % 3] * 4 + [2 * UNROLL % 3] * 4
 
 
 def test_environments_outside_play_by_the_same_contract(play):

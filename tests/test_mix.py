@@ -66,6 +66,16 @@ def test_nobody_waits_for_a_task_that_is_away_and_it_need_not_catch_up(clock):
     assert again.sum() > 0.9 * alone.sum()
 
 
+def test_tasks_that_rest_for_long_are_not_away(clock):
+    weights, tasks_s = np.full(3, 1 / 3), [0.05, 0.05, 8.0]
+    book = ledger(1, 3)
+    simulate(clock, book, weights, [[0, 1, *[2] * 9]], 60, tasks_s)  # until all that is known
+    forgiven = book.forgiven.copy()
+    played = simulate(clock, book, weights, [[0, 1, *[2] * 9]], 240, tasks_s)
+    assert played.min() >= played.max() - 12 * 20
+    assert np.array_equal(book.forgiven, forgiven)
+
+
 def test_the_balance_gives_environments_to_those_who_cannot_keep_up(clock):
     weights, tasks_s = np.full(4, 0.25), [0.02, 0.02, 0.02, 0.4]
     crews = [crew_of([0, 0, 1, 1, 2, 2, 3, 3], outside=[3])] * 3

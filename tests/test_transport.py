@@ -57,8 +57,8 @@ def transport():
 def test_slots_are_free_again_when_a_whole_set_was_read():
     slots = Slots([3, 2], 2)
     assert slots.total == 10
-    slots.partition(0, [3])
-    slots.partition(1, [2])
+    slots.partition(0, 3, 0)
+    slots.partition(1, 2, 0)
     assert slots.free(0) == [Free(0, slice(0, 3)), Free(0, slice(3, 6))]
     assert slots.free(1) == [Free(0, slice(6, 8)), Free(0, slice(8, 10))]
     slots.taken(np.array([0, 1, 2]))
@@ -69,23 +69,43 @@ def test_slots_are_free_again_when_a_whole_set_was_read():
     assert freed == [(0, Free(0, slice(0, 3))), (1, Free(0, slice(8, 10)))]
 
 
-def test_groups_have_sets_of_their_own():
+def test_those_inside_have_sets_and_those_outside_share_single_slots():
     slots = Slots([2, 4], 2)
-    slots.partition(0, [2])
-    slots.partition(1, [2, 1, 1])
+    slots.partition(0, 2, 0)
+    slots.partition(1, 2, 2)
     assert slots.free(1) == [
-        Free(0, slice(4, 6)), Free(1, slice(6, 7)), Free(2, slice(7, 8)),
-        Free(0, slice(8, 10)), Free(1, slice(10, 11)), Free(2, slice(11, 12)),
+        Free(0, slice(4, 6)), Free(0, slice(6, 8)),
+        Free(1, slice(8, 9)), Free(1, slice(9, 10)), Free(1, slice(10, 11)), Free(1, slice(11, 12)),
     ]  # fmt: skip
-    slots.taken(np.array([8, 9]))
-    slots.taken(np.array([6]))
-    assert slots.released(np.array([8])) == []
-    slots.partition(1, [3])  # an environment fewer, all together, while the learner has some
-    assert slots.free(1) == []
-    assert slots.released(np.array([6])) == [(1, Free(0, slice(4, 7)))]
-    assert slots.released(np.array([9])) == [(1, Free(0, slice(8, 11)))]
-    with pytest.raises(ValueError, match="in 4 columns"):
-        slots.partition(1, [4, 1])
+    slots.taken(np.array([6, 7]))
+    slots.taken(np.array([9]))
+    assert slots.released(np.array([6])) == []
+    slots.partition(1, 3, 0)  # an environment fewer, all together, while the learner has some
+    assert slots.free(1) == [Free(0, slice(4, 7))]
+    assert slots.released(np.array([9])) == []
+    assert slots.released(np.array([7])) == [(1, Free(0, slice(7, 10)))]
+    assert slots.released(np.array([11])) == []  # it is in no set
+    with pytest.raises(ValueError, match="4 and 1 environments in 8 slots"):
+        slots.partition(1, 4, 1)
+
+
+@pytest.mark.parametrize("inside", range(13))
+def test_few_fast_environments_have_the_slots_that_many_slow_ones_do_not_need(inside):
+    slots = Slots([5, 12], 2)
+    outside = 12 - inside
+    slots.partition(1, inside, outside)
+    owned = [free.slots for free in slots.free(1)]
+    assert sorted(n for each in owned for n in range(24)[each.start - 10 : each.stop - 10]) == (
+        list(range(sum(each.stop - each.start for each in owned)))
+    )
+    sets = [free for free in slots.free(1) if inside and free.group == 0]
+    singles = [free for free in slots.free(1) if free not in sets]
+    if inside:
+        assert len(sets) >= 2
+    if inside in (1, 2, 3):
+        assert inside * len(sets) > 24 - 1.25 * outside - 1 - inside
+    assert len(singles) >= outside * 1.25
+    assert all(free.group == min(inside, 1) for free in singles)
 
 
 def test_both_transports_deliver_the_same_rows(transport):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from impala.actor import Actor
 from impala.agents.agent import Agent
-from impala.crew import crew_size, group_sizes
+from impala.crew import crew_size, seated
 from impala.messages import Broken, Order, Said, Unroll
 from impala.mix import Ledger
 from impala.trajectory import allocate
@@ -42,7 +42,7 @@ class InProcess:
         self._play: deque[tuple[int, Iterator[Said | None]]] = deque()
         self._orders: list[list[Order]] = []
         for actor, crew in enumerate(crews):
-            self._slots.partition(actor, group_sizes(crew))
+            self._slots.partition(actor, *seated(crew))
             self._orders.append([*self._slots.free(actor)])
 
     def start(self, agent: Agent, version: int, seed: int) -> None:

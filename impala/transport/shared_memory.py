@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from impala.agents.agent import Agent
 from impala.children import how_it_ended, signals_held
-from impala.crew import Crew, crew_size, group_sizes, moved_outside, played, without
+from impala.crew import Crew, crew_size, moved_outside, played, seated, without
 from impala.messages import (
     NO_TASK,
     Broken,
@@ -72,8 +72,7 @@ class SharedMemoryTransport:
         num_actors = len(self._crews)
         self._slots = Slots([crew_size(crew) for crew in self._crews], slots_per_environment)
         self.total_slots = self._slots.total
-        outside = [sum(seat.count for seat in crew if seat.outside) for crew in self._crews]
-        _check_open_files(num_actors, max(outside))
+        _check_open_files(num_actors, max(outside for _, outside in map(seated, self._crews)))
         self._shared = Shared(builder, self.total_slots)
         self.storage = self._shared.storage()
         self._beats = self._shared.beats()
@@ -192,7 +191,7 @@ class SharedMemoryTransport:
         self._offer_all(actor)
 
     def _offer_all(self, actor: int) -> None:
-        self._slots.partition(actor, group_sizes(self._crews[actor]))
+        self._slots.partition(actor, *seated(self._crews[actor]))
         for free in self._slots.free(actor):
             self._tell(actor, free)
 

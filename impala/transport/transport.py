@@ -1,16 +1,15 @@
 """The contract of a transport: it owns processes and memory.
 
-It starts the actors, brings full slots to the learner and takes weights back. Each environment
-owns `slots_per_environment` slots of the storage; environments that step together fill one set of
-neighbouring slots, one for each of them, while the learner has the others. When no set is free they
-wait: nothing is dropped, and no unroll can be older than the sets it queued behind.
+It starts the actors, brings full slots to the learner and takes weights back. An actor owns
+`slots_per_environment` slots of the storage for each of its environments; those that step together
+fill one set of neighbouring slots, one for each of them, while the learner has other sets. When no
+set is free they wait: nothing is dropped, and no unroll can be older than those it queued behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,30 +71,49 @@ class ActorBuilder(Protocol):
         ...
 
 
+OUTSIDE_PER_SPARE = 4
+
+
 class Slots:
     """Which slots belong to which actor, and when a set of them is free again.
 
-    Each actor owns as many runs of neighbouring slots as an environment has slots, each with a slot
-    for every environment that it may have. A group of environments has a part of each run: a set.
+    Environments that step together, inside the actor, fill sets of slots. Those outside fill single
+    slots, which they share: whoever begins an unroll takes one.
 
-        run 0                     run 1
-        group 0, set 0 | group 1  group 0, set 1 | group 1
+        inside: set 0 | set 1 | outside: 1 | 1 | 1 | 1 | ...
+
+    Those outside have one each, and one more for every `OUTSIDE_PER_SPARE`, at least; what is left
+    are as many sets as fit, so that where few fast environments play beside many slow ones, the
+    fast ones go on while the learner waits for a batch.
     """
 
     def __init__(self, actor_sizes: Sequence[int], slots_per_environment: int) -> None:
         self.total = sum(actor_sizes) * slots_per_environment
-        self._runs = slots_per_environment
-        self._sizes = list(actor_sizes)
-        self._starts = np.cumsum([0, *actor_sizes]) * slots_per_environment
-        self._groups: list[list[slice]] = [[] for _ in actor_sizes]  # within a run
+        self._per_environment = slots_per_environment
+        self._edges = (np.cumsum([0, *actor_sizes]) * slots_per_environment).tolist()
+        self._sets: list[list[Free]] = [[] for _ in actor_sizes]
+        self._set_of_slot = np.full(self.total, -1)  # among the sets of its actor
         self._out = np.zeros(self.total, np.bool_)
 
-    def partition(self, actor: int, group_sizes: Sequence[int]) -> None:
-        """The actor's groups from now on; all of its sets are others then."""
-        edges = np.cumsum([0, *group_sizes]).tolist()
-        if edges[-1] > self._sizes[actor]:
-            raise ValueError(f"groups of {group_sizes} in {self._sizes[actor]} columns")
-        self._groups[actor] = [slice(a, b) for a, b in pairwise(edges)]
+    def partition(self, actor: int, inside: int, outside: int) -> None:
+        """So many environments play from now on; all of the actor's sets are others then."""
+        start, end = self._edges[actor : actor + 2]
+        if (inside + outside) * self._per_environment > end - start:
+            raise ValueError(f"{inside} and {outside} environments in {end - start} slots")
+        sets = []
+        if inside:
+            least = outside + -(-outside // OUTSIDE_PER_SPARE)
+            count = max((end - start - least) // inside, self._per_environment)
+            sets = [
+                Free(0, slice(a, a + inside)) for a in range(start, start + count * inside, inside)
+            ]
+            start += count * inside
+        if outside:
+            sets += [Free(1 if inside else 0, slice(slot, slot + 1)) for slot in range(start, end)]
+        self._sets[actor] = sets
+        self._set_of_slot[self._edges[actor] : end] = -1
+        for index, free in enumerate(sets):
+            self._set_of_slot[free.slots] = index
 
     def taken(self, slots: NDArray[np.int64]) -> None:
         """They went to the learner."""
@@ -103,36 +121,20 @@ class Slots:
 
     def free(self, actor: int) -> list[Free]:
         """The sets of an actor of which the learner has nothing."""
-        sets = [
-            Free(group, self._set(actor, group, run))
-            for run in range(self._runs)
-            for group in range(len(self._groups[actor]))
-        ]
-        return [free for free in sets if not self._out[free.slots].any()]
+        return [free for free in self._sets[actor] if not self._out[free.slots].any()]
 
     def released(self, slots: NDArray[np.int64]) -> list[tuple[int, Free]]:
         """The learner has read these slots; returns the actors and sets that are now wholly free.
 
-        Slots of an actor whose groups have changed since are free, but no set of its own.
+        Slots of an actor whose sets have changed since may be free and in no set.
         """
         self._out[slots] = False
-        touched = {}
-        actors = np.searchsorted(self._starts, slots, side="right") - 1
-        for slot, actor in zip(slots.tolist(), actors.tolist(), strict=True):
-            run, column = divmod(slot - int(self._starts[actor]), self._sizes[actor])
-            for group, columns in enumerate(self._groups[actor]):
-                if columns.start <= column < columns.stop:
-                    touched[actor, group, run] = Free(group, self._set(actor, group, run))
-        return [
-            (actor, free)
-            for (actor, _, _), free in touched.items()
-            if not self._out[free.slots].any()
-        ]
-
-    def _set(self, actor: int, group: int, run: int) -> slice:
-        start = int(self._starts[actor]) + run * self._sizes[actor]
-        columns = self._groups[actor][group]
-        return slice(start + columns.start, start + columns.stop)
+        actors = np.searchsorted(self._edges, slots, side="right") - 1
+        touched = dict.fromkeys(
+            zip(actors.tolist(), self._set_of_slot[slots].tolist(), strict=True)
+        )
+        freed = [(actor, self._sets[actor][index]) for actor, index in touched if index >= 0]
+        return [(actor, free) for actor, free in freed if not self._out[free.slots].any()]
 
 
 class Transport(Protocol):
