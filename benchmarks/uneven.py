@@ -248,14 +248,14 @@ def write(
     ]  # fmt: skip
     if mixes:
         most_slow = len(GAMES) * PER_TASK - len(OTHERS)
+        limit = most_slow * len(GAMES) / (MIX_FACTOR * between_s)
         parts += [
             "## What mix the learner gets",
             "Each task's share of the learner's frames, divided by what `actors.mix` gives it: the"
             " least and the most of eight. Equal shares are 1. With `equal_actors` shares are meant"
-            " to fall where speed puts them. A game that sleeps uses no core, so that what limits the"
-            f" last case is the number of environments: with all but one of each other game at"
-            f" {SLOW}, {len(GAMES)} equal shares make"
-            f" {most_slow * len(GAMES) / (MIX_FACTOR * between_s):,.0f} steps/s.",
+            " to fall where speed puts them. A game that sleeps uses no core, so that what limits"
+            " the last case is the number of environments: with all but one of each other game"
+            f" at {SLOW}, {len(GAMES)} equal shares make {limit:,.0f} steps/s.",
             report.table(
                 ["actors.mix", "least", "most", f"share of {SLOW}", "all, steps/s"], mixes
             ),
