@@ -34,9 +34,13 @@ from impala.messages import (
     Unroll,
 )
 from impala.pace import Pace
+from impala.patience import Patience
 from impala.trajectory import Step, Trajectory, empty_step
 from impala.worker import WorkerError
 from suites.suite import TaskVectorEnv
+
+REST_S = 0.005  # until a task may be behind again
+SIGN_S = 1.0  # between two looks at orders, which are a sign of life, at most
 
 
 class Turns(Protocol):
@@ -86,7 +90,7 @@ class Actor:
         self._unroll_length = unroll_length
         self._watch = watch
         self._turns = turns
-        self._step_timeout_s = step_timeout_s
+        self._patience = Patience(step_timeout_s)
         self._pace = pace
         self._games = Games(
             storage, capacity or crew_size(crew), life_loss_ends_episode=life_loss_ends_episode
@@ -290,9 +294,12 @@ class Actor:
                 received = True
         workers = [(index, group, group.worker) for index, group in busy if group.worker]
         ready = wait([worker.connection for _, _, worker in workers], 0) if workers else []
+        horizon_s = self._patience.horizon_s()
         for index, group, worker in workers:
             if worker.connection not in ready:
-                self._break_if_late(index)
+                if group.sent_s < horizon_s:
+                    with self._breaking(index):
+                        raise WorkerError(f"it got no answer for {self._patience} and was killed")
                 continue
             with self._breaking(index):
                 if group.started:
@@ -374,37 +381,22 @@ class Actor:
 
     def _wait(self, wake: Connection | None) -> bool:
         """Until somebody has an answer; False if there is nobody to wait for."""
-        sources = []
-        deadline = np.inf
-        for group in self._groups:
-            if group.worker and group.busy:
-                sources.append(group.worker.connection)
-                deadline = min(deadline, group.sent_s + (self._step_timeout_s or np.inf))
+        sources = [group.worker.connection for group in self._groups if group.worker and group.busy]
         environments = bool(sources)
         if any(group.awaiting for group in self._groups) and self._inference.connection:
             sources.append(self._inference.connection)
-        if any(group.rests for group in self._groups) and wake is not None:
-            deadline = time.monotonic() + 0.005  # until a task is behind again
-        elif not sources:
+        resting = wake is not None and any(group.rests for group in self._groups)
+        if not (sources or resting):
             return False
         if wake is not None:
             sources.append(wake)
         start = time.perf_counter()
-        patience_s = max(deadline - time.monotonic(), 0.0)
-        wait(sources, min(patience_s, 1000.0))  # the system counts in 32 bits
+        wait(sources, REST_S if resting else SIGN_S)
         if environments:
             self._environments_s += time.perf_counter() - start
         elif self._inference.connection in sources:
             self._inference_s += time.perf_counter() - start
         return True
-
-    def _break_if_late(self, index: int) -> None:
-        timeout_s = self._step_timeout_s
-        if timeout_s is not None and time.monotonic() > self._groups[index].sent_s + timeout_s:
-            with self._breaking(index):
-                raise WorkerError(
-                    f"it got no answer for {timeout_s:g} s (restarts.step_timeout_s) and was killed"
-                )
 
     @contextmanager
     def _breaking(self, index: int) -> Iterator[None]:

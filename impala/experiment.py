@@ -29,6 +29,8 @@ from suites.suite import Suite
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 60.0  # without a batch, and the log says so
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -113,7 +115,8 @@ class Experiment:
             self._restore(resume)
         self._measures = Measures([task.name for task in suite.tasks])
         self._signal = 0
-        self._started = self._logged = self._saved = time.monotonic()
+        self._started = self._logged = self._saved = self._learned = time.monotonic()
+        self._quiet_s = QUIET_S
         self._logged_frames = self._saved_frames = self._frames
 
     @property
@@ -158,6 +161,7 @@ class Experiment:
             with measures.time("learner_waiting"):
                 deliveries = self._transport.receive(0.25)
             self._accept(deliveries)
+            self._say_if_quiet()
         else:
             self._learn()
             self._accept(self._transport.receive(0.0))
@@ -186,12 +190,24 @@ class Experiment:
             log.warning(
                 "update %d skipped: non-finite loss or gradient in %s", self._updates, names
             )
+        self._learned, self._quiet_s = time.monotonic(), QUIET_S
         measures.batch(batch, self._updates)
         self._frames += self._frames_in(batch)
         self._updates += 1
         with measures.time("learner_publishing"):
             self._transport.publish(self._learner.agent, self._updates)
             measures.published(self._updates)
+
+    def _say_if_quiet(self) -> None:
+        """At ever longer intervals, while there is nothing to learn from."""
+        quiet_s = time.monotonic() - self._learned
+        if quiet_s > self._quiet_s:
+            self._quiet_s *= 2
+            waiting = self._experience.waiting
+            log.info(
+                "nothing to learn from for %.0f s: %d unrolls wait for a batch to be full",
+                quiet_s, waiting,
+            )  # fmt: skip
 
     def _drop_stale(self) -> None:
         max_lag = self._staleness.max_lag

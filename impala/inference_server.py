@@ -26,6 +26,7 @@ from torch import Tensor
 
 from impala.agents.agent import Agent
 from impala.inference import Question, WeightsSource, gumbel_, parts, write_answer
+from impala.patience import Patience
 from impala.trajectory import Step, Trajectory, leaves, map_structure
 
 _ASK, _VALUE = b"q", b"v"
@@ -82,9 +83,9 @@ class Answers:
     def alive(self) -> None:
         self._alive_s[0] = time.monotonic()
 
-    def hangs(self, timeout_s: float) -> bool:
-        """Whether the last sign of life is older than this."""
-        return time.monotonic() > self._alive_s[0] + timeout_s
+    def hangs(self, patience: Patience) -> bool:
+        """Whether it has given no sign of life for too long."""
+        return bool(self._alive_s[0] < patience.horizon_s())
 
 
 class ServerGone(EOFError):

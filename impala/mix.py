@@ -22,7 +22,7 @@ SLACK_SHARE = 0.01  # and of what that one has played,
 SLACK_STEPS = 20_000  # but no more than this
 DEBT = 2.0  # times that, at most, is caught up with; who is further behind was away
 AWAY_S, AWAY_UNROLLS = 2.0, 3.0  # without asking for a turn, and a task is not waited for
-WORTH_IT = 1.15  # times as much can be played: then environments change tasks
+WORTH_IT = 1.25  # times as much can be played: then environments change tasks
 NEWEST = 0.25  # weight of the newest unroll in the average of what they take
 
 
@@ -208,7 +208,8 @@ def reassigned(crews: Sequence[Crew], wanted: NDArray[np.int64]) -> list[Crew]:
     sizes = [int(table.sum()) for table in tables]
     for task, target in enumerate(wanted):
         while sum(table[task] for table in tables) > target:
-            max(tables, key=lambda table, task=task: table[task])[task] -= 1
+            # On a tie from whoever has most left, so that the last of each task are spread.
+            max(tables, key=lambda table, task=task: (table[task], table.sum()))[task] -= 1
     for task, target in enumerate(wanted):
         while sum(table[task] for table in tables) < target:
             room = [size - int(table.sum()) for size, table in zip(sizes, tables, strict=True)]

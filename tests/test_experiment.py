@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from impala import experiment as experiments
 from impala.actor_pool import ActorPool
 from impala.agents.actor_critic import ActorCritic
 from impala.checkpoint import Checkpoints
@@ -85,6 +86,13 @@ def experiment(
         staleness=staleness,
         resume=state,
     )
+
+
+def test_it_says_so_while_there_is_nothing_to_learn_from(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(experiments, "QUIET_S", 0.0)
+    with caplog.at_level("INFO"):
+        experiment(tmp_path, CountingSuite(), CountingAgent(), total_frames=100).run()
+    assert "nothing to learn from for 0 s: 2 unrolls wait for a batch to be full" in caplog.text
 
 
 def catch_agent():

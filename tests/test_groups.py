@@ -16,6 +16,7 @@ from impala.crew import Seat, crew_of, moved_outside, played, seated, without
 from impala.messages import Broken, Free, Reform, Reformed, Restart, Unroll
 from impala.mix import Mix
 from impala.pace import SAMPLES, Pace
+from impala.patience import Patience
 from impala.trajectory import allocate, gather, map_structure
 from impala.transport.restarts import NO_TASK, Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
@@ -127,7 +128,9 @@ def test_groups_are_all_inside_and_each_outside():
 
 def test_where_slots_are_few_environments_outside_take_turns(play):
     actor = play(crew_of([0] * 4, outside=[0]))
-    actor.orders = actor.orders[:1]
+    slot, actor.orders = actor.orders[0], []
+    actor.until(lambda said: all(group.started for group in actor.actor._groups))
+    actor.orders.append(slot)
     actor.until(lambda said: len(actor.unrolls) >= 12)
     begun_at = [int(unroll.steps.frame[0, 0, 0, 0, 0]) for unroll in actor.unrolls]
     assert begun_at == [0] * 4 + [UNROLL % 3] * 4 + [2 * UNROLL % 3] * 4
@@ -181,9 +184,9 @@ def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     if fault == "hang":
         # Only then: on a busy machine it may take long to build them.
         actor.until(lambda said: all(group.started for group in actor.actor._groups))
-        actor.actor._step_timeout_s = 3.0
+        actor.actor._patience = Patience(3.0)
     broken = actor.until(lambda said: isinstance(said, Broken))
-    actor.actor._step_timeout_s = None
+    actor.actor._patience = Patience(None)
     assert (broken.task, broken.aborted) == (1, True) and broken.group in (1, 2)
     cause = "broke at its 50th step" if fault == "raise" else "it got no answer for 3 s"
     assert cause in broken.cause

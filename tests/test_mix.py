@@ -139,11 +139,17 @@ def test_every_actor_is_dealt_much_the_same():
     assert actors == [list(range(57))] * 2
 
 
+def test_reassignment_leaves_every_actor_much_the_same():
+    crews = [crew_of([task for task in range(8) for _ in range(4)])] * 2
+    changed = reassigned(crews, np.array([1] * 7 + [57]))
+    assert sorted(len(crew) for crew in changed) == [1 + 3, 1 + 4]
+
+
 def test_reassignment_changes_little():
     crews = [crew_of([0, 0, 1, 2]), crew_of([0, 1, 1, 3], outside=[1, 3])]
     changed = reassigned(crews, np.array([1, 3, 1, 3]))
     assert changed == [
-        (Seat(1, 1, True), Seat(2, 1), Seat(3, 2, True)),
-        (Seat(0, 1), Seat(1, 2, True), Seat(3, 1, True)),
+        (Seat(0, 1), Seat(1, 1, True), Seat(2, 1), Seat(3, 1, True)),
+        (Seat(1, 2, True), Seat(3, 2, True)),
     ]
     assert reassigned(crews, np.array([3, 3, 1, 1]))[1] == crews[1]

@@ -9,8 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from impala import patience
 from impala.actor_pool import ActorPool, actor_seeds
 from impala.measures import FaultCounts
+from impala.patience import Patience
 from impala.transport.restarts import NO_TASK, Budget, Fault, Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
 from impala.transport.transport import ActorError
@@ -94,6 +96,43 @@ def test_an_actor_that_fails_is_named_and_starts_again(fault, started, tmp_path,
     assert "failed in five; it starts again in 0.1 s (failure 1 of 3)" in caplog.text
     assert CAUSES[fault] in caplog.text
     assert ("Traceback" in caplog.text) == (fault not in ("exit", "kill", "hang"))
+
+
+def test_an_actor_that_is_stopped_is_killed_and_starts_again(started, caplog):
+    transport = started(Restarts(per_task=3, backoff_s=0.1, step_timeout_s=4.0))
+    seen = Seen(transport)
+    seen.until(lambda: len(seen.count) == 2)
+    # None stands in an environment when it is stopped: both have filled all their slots.
+    held, end = [], time.monotonic() + 120
+    while sum(len(delivery.slots) for delivery in held) < transport.total_slots:
+        assert time.monotonic() < end
+        held += transport.receive(0.2)
+    time.sleep(6.0)  # an actor that waits for slots gives signs of life
+    assert not transport.receive(0.2) and not transport.faults()
+    os.kill(transport._processes[1].pid, signal.SIGSTOP)
+    seen.until(lambda: seen.faults)
+    assert [(fault.actor, fault.task) for fault in seen.faults] == [(1, NO_TASK)]
+    assert "it gave no sign of life for 4 s (restarts.step_timeout_s) and was killed" in caplog.text
+    for delivery in held:
+        transport.release(delivery.slots)
+    transport._patience = Patience(None)  # a busy machine may need longer to start it
+    seen.count.clear()
+    seen.until(lambda: len(seen.count) == 2)
+
+
+def test_who_was_stopped_itself_gives_others_their_time_anew(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    mine = Patience(10.0)
+    for now[0] in range(100, 120):
+        assert mine.horizon_s() == (now[0] - 10 if now[0] > 110 else -np.inf)
+    now[0] += 7200.0  # Ctrl-Z, and later fg
+    for _ in range(11):
+        now[0] += 1.0
+        assert mine.horizon_s() == -np.inf
+    now[0] += 1.0
+    assert mine.horizon_s() == now[0] - 10.0
+    assert Patience(None).horizon_s() == -np.inf
 
 
 def test_a_killed_actor_gives_back_its_slots_but_for_those_the_learner_has(started):

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from impala.actor import SIGN_S
 from impala.children import die_with_parent
 from impala.crew import Crew
 from impala.inference_server import ServerGone
@@ -66,7 +67,7 @@ def act(
         for said in made.play(orders, connection):
             with _learner_needed():
                 if said is None:
-                    connection.poll(None)
+                    connection.poll(SIGN_S)
                 else:
                     connection.send_bytes(packed(said))
     except ServerGone:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala.messages import NO_TASK
+from impala.patience import Patience
 
 LONGEST_BACKOFF_S = 30.0
 
@@ -71,7 +72,7 @@ _BEAT = np.dtype([("time_s", "<f8"), ("task", "<i8"), ("playing", "<i8")])
 
 
 class Heartbeats:
-    """Which environment each actor is waiting for, and since when, in memory that they share.
+    """Signs of life of each actor, and which environment it waits for, in memory that they share.
 
     Times are of the monotonic clock, which is one for all processes of a machine.
     """
@@ -94,7 +95,8 @@ class Heartbeats:
         beat["task"] = task
 
     def plays(self, actor: int) -> None:
-        """All its environments are in a game."""
+        """All its environments are in a game. Said again every second, if not more often."""
+        self._beats[actor]["time_s"] = time.monotonic()
         self._beats[actor]["playing"] = 1
 
     def task(self, actor: int) -> int:
@@ -103,7 +105,7 @@ class Heartbeats:
     def playing(self, actor: int) -> bool:
         return bool(self._beats[actor]["playing"])
 
-    def hanging(self, timeout_s: float) -> list[int]:
-        """Actors that have waited longer than this for an environment."""
-        late = self._beats["time_s"] < time.monotonic() - timeout_s
-        return np.flatnonzero(late & (self._beats["task"] != NO_TASK)).tolist()
+    def hanging(self, patience: Patience) -> list[int]:
+        """Actors that wait for an environment in vain, or give no sign of life once they play."""
+        watched = (self._beats["task"] != NO_TASK) | (self._beats["playing"] != 0)
+        return np.flatnonzero(watched & (self._beats["time_s"] < patience.horizon_s())).tolist()

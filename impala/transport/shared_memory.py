@@ -36,6 +36,7 @@ from impala.messages import (
     unpacked,
 )
 from impala.mix import Balance, environments
+from impala.patience import Patience
 from impala.transport.actor_process import act
 from impala.transport.inference_process import InferenceProcess
 from impala.transport.memory import Shared
@@ -88,6 +89,7 @@ class SharedMemoryTransport:
         self._groups_due: dict[tuple[int, int], float] = {}  # and a group of one
         self._reforming: dict[int, Crew] = {}  # actors that were told to, and have not answered
         self._lives = [0] * num_actors
+        self._patience = Patience(self._restarts.step_timeout_s)
         self._hanging: set[int] = set()  # killed for it, and not yet buried
         self._faults: list[Fault] = []
 
@@ -262,18 +264,12 @@ class SharedMemoryTransport:
             self._tell(actor, Restart(group))
 
     def _end_those_hanging(self) -> None:
-        timeout_s = self._restarts.step_timeout_s
-        if timeout_s is None:
-            return
-        for actor in self._beats.hanging(timeout_s):
+        for actor in self._beats.hanging(self._patience):
             if actor in self._processes and actor not in self._hanging:
                 self._hanging.add(actor)
                 self._processes[actor].kill()  # `receive` finds the end of its pipe
-        if self._server is not None and self._answers.hangs(timeout_s):
-            self._server_failed(
-                f"it gave no sign of life for {timeout_s:g} s (restarts.step_timeout_s) and was"
-                " killed"
-            )
+        if self._server is not None and self._answers.hangs(self._patience):
+            self._server_failed(f"it gave no sign of life for {self._patience} and was killed")
 
     def _start_server(self) -> None:
         if self._builder.batching is not None:
@@ -375,10 +371,8 @@ class SharedMemoryTransport:
 
     def _cause_of_death(self, actor: int) -> str:
         if actor in self._hanging:
-            return (
-                f"it got no answer for {self._restarts.step_timeout_s:g} s"
-                " (restarts.step_timeout_s) and was killed"
-            )
+            what = "gave no sign of life" if self._beats.task(actor) == NO_TASK else "got no answer"
+            return f"it {what} for {self._patience} and was killed"
         process = self._processes[actor]
         process.join(5.0)
         return how_it_ended(process.exitcode)
