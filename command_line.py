@@ -199,7 +199,8 @@ def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> D
     if refused:
         raise UsageError(
             f"{', '.join(refused)} would make another run of {shown(run_dir)}."
-            f" A resumed run may be given: {', '.join(CHANGEABLE)}"
+            " Leave out resume= for a new run. A resumed one may be given:"
+            f" {', '.join(sorted(CHANGEABLE))}"
         )
     experience = cfg.algorithm.experience
     unresolved = cast(dict[str, Any], OmegaConf.to_container(experience))

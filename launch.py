@@ -184,11 +184,19 @@ def announce(
         suite.name, len(suite.tasks), f"{frames:,}", f"{cfg.total_frames:,}", device, cfg.seed,
     )  # fmt: skip
     for actor, its_tasks in enumerate(tasks):
-        seeds = actor_seeds(actors_seed, actor, len(its_tasks))
+        policy_seed, *seeds = actor_seeds(actors_seed, actor, len(its_tasks))
+        played: dict[str, list[str]] = {}
+        for task, seed in zip(its_tasks, seeds, strict=True):
+            played.setdefault(suite.tasks[task].name, []).append(str(seed))
         log.info(
-            "actor %d: environments %d, tasks %d, seeds %d (policy) and %d..%d",
-            actor, len(its_tasks), len(set(its_tasks)), seeds[0], min(seeds[1:]), max(seeds[1:]),
+            "actor %d: environments %d, tasks %d, seeds %d (policy); %s",
+            actor, len(its_tasks), len(played), policy_seed,
+            "; ".join(f"{name} {' '.join(each)}" for name, each in played.items()),
         )  # fmt: skip
+    log.info(
+        "making %d environments; numbers come once a batch of unrolls is full",
+        sum(map(len, tasks)),
+    )
 
 
 def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:

@@ -4,12 +4,12 @@
 
 Trains `suite=catch`, whose every game is known to last nine steps and to end with 1 or -1, while it
 kills actors, breaks environments in each way, fills the disk of the run, and sends each signal at
-each phase. Writes docs/results/faults.md. The disk that fills is a tmpfs, which takes root to make.
+each phase. Writes outputs/benchmarks/faults.md. The disk that fills is a tmpfs, which takes root to
+make.
 """
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import json
 import os
@@ -357,7 +357,7 @@ def write(rows: Sequence[Row], out: Path) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.faults", description=__doc__)
+    parser = report.parser("benchmarks.faults", __doc__)
     parser.add_argument("--seconds", type=float, default=120.0, help="of killing actors")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--breaks", type=int, default=3, help="of environments, for each way")

@@ -4,12 +4,11 @@
 
 Trains `suite=catch` once for each lag, correction and seed, in one process, so that nothing but
 the lag differs: actors get every snapshot of the weights a fixed number of updates late. Writes
-docs/results/lag.md, lag.png and lag.csv.
+outputs/benchmarks/lag.md, lag.png and lag.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import csv
 import statistics
@@ -139,7 +138,7 @@ def plot(runs: Sequence[Trained], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.lag", description=__doc__)
+    parser = report.parser("benchmarks.lag", __doc__)
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 10, 50, 200])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--frames", type=int, default=250_000)

@@ -3,13 +3,12 @@
     python -m benchmarks.learning pong outputs/atari57/impala/<run> ... --thresholds pong=18
 
 Reads what runs leave in their directories (`metrics.jsonl`, `episodes.jsonl`, `config.yaml`,
-`summary.json`) and writes docs/results/NAME.md, NAME.png and NAME.csv. Several runs must
+`summary.json`) and writes outputs/benchmarks/NAME.md, NAME.png and NAME.csv. Several runs must
 be of the same tasks, such as several seeds of one recipe.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -279,7 +278,7 @@ def threshold(text: str) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.learning", description=__doc__)
+    parser = report.parser("benchmarks.learning", __doc__)
     parser.add_argument("name", help="of the files that are written")
     parser.add_argument("runs", nargs="+", type=Path, help="directories of finished runs")
     parser.add_argument(

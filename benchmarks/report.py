@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
@@ -15,8 +16,16 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = Path("outputs", "benchmarks")  # those of docs/results were made with --out or --folder
 PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "hydra-core")
+
+
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,8 +86,9 @@ def made_here(module: str) -> dict[str, str]:
 
 def write(path: Path, *paragraphs: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(p.strip() for p in paragraphs if p) + "\n")
-    print(f"wrote {path}", flush=True)
+    text = "\n\n".join(p.strip() for p in paragraphs if p) + "\n"
+    path.write_text(text)
+    print(f"{text}\nwrote {path}", flush=True)
 
 
 def say(text: str) -> None:

@@ -8,7 +8,6 @@ few seconds, presses Ctrl-C, and looks at what is left. The rules of the verdict
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
@@ -281,7 +280,7 @@ because a checkpoint has files open while it is written.""",
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.soak", description=__doc__)
+    parser = report.parser("benchmarks.soak", __doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between samples")
     parser.add_argument("--out", type=Path, default=report.RESULTS / "soak.md")

@@ -210,7 +210,7 @@ those learned from.""",
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
+    parser = report.parser("benchmarks.throughput", __doc__)
     parser.add_argument("--games", default="pong,breakout,all", help="games, and all for all 57")
     parser.add_argument("--networks", default="shallow,deep")
     parser.add_argument("--cores", choices=CORES, default="none", help="what follows the torso")

@@ -4,7 +4,7 @@
 
 Trains on eight Atari games, of which the last is made slower than the others by sleeping in each
 step: so many times the others' own time between two steps of an environment, measured first.
-Writes docs/results/uneven.md.
+Writes outputs/benchmarks/uneven.md.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def mix_rows(options: argparse.Namespace, between_s: float) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.uneven", description=__doc__)
+    parser = report.parser("benchmarks.uneven", __doc__)
     parser.add_argument("--factors", nargs="+", type=int, default=[20, 100])
     parser.add_argument("--seconds", type=float, default=15.0, help="of a window")
     parser.add_argument("--windows", type=int, default=3)

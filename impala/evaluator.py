@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -167,6 +168,8 @@ def _work(evaluation: Evaluation, connection: Connection) -> None:
 def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
     """Plays, prints a table, writes `evaluation/<frames>.json`; returns the headline score.
 
+    An earlier evaluation of the same name is kept, as `evaluation/<frames>_<number>.json`.
+
     frames: environment frames the agent was trained for, the file's name.
     """
     suite = evaluation.suite
@@ -186,7 +189,9 @@ def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
             len(games), len(suite.tasks), name, metrics[f"return/{name}"], metrics[f"hns/{name}"],
         )  # fmt: skip
     metrics = scoreboard.metrics()
-    Console().print(_table(suite, metrics, games, frames))
+    how = "greedy" if evaluation.greedy else "sampled"
+    title = f"{suite.name} after {frames:,} frames, {how} actions"
+    Console().print(_table(suite, title, metrics, games))
     path = run_dir / "evaluation" / f"{frames}.json"
     path.parent.mkdir(exist_ok=True)
     report = {
@@ -203,13 +208,18 @@ def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
     }
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(report, indent=1) + "\n")
+    if path.exists():
+        names = (path.with_stem(f"{frames}_{number}") for number in count(1))
+        earlier = next(name for name in names if not name.exists())
+        path.rename(earlier)
+        log.info("the evaluation before this one is kept as %s", earlier)
     os.replace(temporary, path)
     log.info("wrote %s", path)
     return report["score"]
 
 
-def _table(suite: Suite, metrics: dict[str, float], games: dict[str, Any], frames: int) -> Table:
-    table = Table(title=f"{suite.name} after {frames:,} frames")
+def _table(suite: Suite, title: str, metrics: dict[str, float], games: dict[str, Any]) -> Table:
+    table = Table(title=title)
     table.add_column("game", no_wrap=True)
     for name in ("return", "human-normalised", "games"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -30,6 +30,7 @@ from suites.suite import Suite
 log = logging.getLogger(__name__)
 
 QUIET_S = 60.0  # without a batch, and the log says so
+FIRST_POINT_S = 3.0  # after the first batch, at the latest: what is measured in less is chance
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,9 @@ class Experiment:
             log.warning(
                 "update %d skipped: non-finite loss or gradient in %s", self._updates, names
             )
+        if self._learned == self._started:  # this is the first batch: what was before is start-up
+            delay_s = max(self._schedule.log_every_s - FIRST_POINT_S, 0.0)
+            self._logged = time.monotonic() - delay_s
         self._learned, self._quiet_s = time.monotonic(), QUIET_S
         measures.batch(batch, self._updates)
         self._frames += self._frames_in(batch)

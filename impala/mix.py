@@ -151,9 +151,10 @@ def task_weights(mix: str | dict[str, float], names: Sequence[str]) -> NDArray[n
         )
     for name, weight in given.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1) or names[:3]
+            near = difflib.get_close_matches(str(name), names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"these are: {', '.join(names)}."
             raise ValueError(
-                f"actors.mix: {name} is no task that is played; did you mean {', '.join(near)}?"
+                f"actors.mix: {name} is no task that is played; {hint}"
                 " Or set actors.mix=equal_actors"
             )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < 1e6:

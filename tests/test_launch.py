@@ -335,7 +335,7 @@ def test_what_would_be_another_run_is_refused_by_name(finished):
         "seed=2, suite=atari57, network=deep, network/core=lstm, algorithm.batch_size=8,"
         " experiment=pong"
     )
-    assert "A resumed run may be given: " in may and "total_frames" in may
+    assert "A resumed one may be given: " in may and "total_frames" in may
     assert contents(run_dir) == before
 
 
