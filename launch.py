@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 if __name__ == "__main__":  # before the imports that take seconds
-    for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not by an exception: half an import could swallow it, or fail in another way.
+        signal.signal(number, lambda number, _: os._exit(128 + number))
     print("launch.py: loading", file=sys.stderr, flush=True)
 elif __name__ == "__mp_main__":  # an actor's process begins here, and ends with the learner
     from impala.children import die_with_parent
@@ -125,7 +126,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         experience=experience,
         checkpoints=checkpoints,
         metrics_file=metrics_file,
-        episodes_file=EpisodeLog(run_dir / "episodes.jsonl", frames),
+        episodes_file=EpisodeLog(
+            run_dir / "episodes.jsonl", frames, state.get("games") if state else None
+        ),
         loggers=build_loggers(cfg, suite, run_dir, frames),
         scoreboard=scoreboard,
         schedule=Schedule(
@@ -330,4 +333,6 @@ def pick_autocast(choice: bool | str, device: torch.device) -> bool:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     command_line.run(main)

@@ -44,7 +44,9 @@ class Checkpoints:
 
     def save(self, state: dict[str, Any]) -> Path:
         """Writes `state`, which has "frames"; the files before it stay until it is whole."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.parent.is_dir():
+            raise FileNotFoundError(f"the run's directory {self.folder.parent} is gone")
+        self.folder.mkdir(exist_ok=True)
         path = self.folder / f"ckpt_{state['frames']}.pt"
         temporary = self.folder / f".{path.name}.{os.getpid()}"
         buffer = io.BytesIO()  # written to a full disk, PyTorch says nothing of the disk
@@ -65,6 +67,8 @@ class Checkpoints:
             temporary.unlink(missing_ok=True)
         for old in self.numbered()[: -self._keep]:
             old.unlink(missing_ok=True)
+        for left in self.folder.glob(".ckpt_*.pt.*"):  # by one that was killed: only one may train
+            left.unlink(missing_ok=True)
         return path
 
     def numbered(self) -> list[Path]:

@@ -206,7 +206,7 @@ def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
         "games": {task.name: games[task.name] for task in suite.tasks},
         "provenance": suite.provenance,
     }
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(report, indent=1) + "\n")
     if path.exists():
         names = (path.with_stem(f"{frames}_{number}") for number in count(1))

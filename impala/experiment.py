@@ -23,7 +23,7 @@ from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
 from impala.loggers.logger import Logger
 from impala.measures import FaultCounts, Measures
-from impala.transport.transport import Delivery, Transport
+from impala.transport.transport import ActorError, Delivery, Transport
 from suites.score import Scoreboard
 from suites.suite import Suite
 
@@ -131,7 +131,7 @@ class Experiment:
         with self._signals(), ExitStack() as closing:  # closed in reverse order, whatever fails
             for file in (*reversed(self._loggers), self._episodes_file):
                 closing.callback(lambda file=file: file.finish(exit_code))
-            closing.callback(lambda: self._write_summary(status))
+            closing.callback(lambda: self._close_summary(status))
             closing.callback(self._learner.close)
             closing.callback(self._transport.close)
             try:
@@ -162,6 +162,13 @@ class Experiment:
             with measures.time("learner_waiting"):
                 deliveries = self._transport.receive(0.25)
             self._accept(deliveries)
+            if not deliveries and not self._experience.ready() and self._transport.exhausted():
+                raise ActorError(
+                    f"{self._experience.waiting} unrolls are waiting, which is less than a batch,"
+                    " and the actors that are left have no slots for more: set a smaller"
+                    " algorithm.batch_size or more transport.slots_per_environment, or do without"
+                    " restarts.then=continue"
+                )
             self._say_if_quiet()
         else:
             self._learn()
@@ -279,6 +286,14 @@ class Experiment:
     def _score(self) -> float | None:
         return self._scoreboard.metrics().get(f"score/{self._suite.headline}")
 
+    def _close_summary(self, status: str) -> None:
+        try:
+            self._write_summary(status)
+        except OSError as error:
+            if status != "failed":
+                raise
+            log.error("summary.json could not be written: %s", error)  # the first error is raised
+
     def _write_summary(self, status: str) -> None:
         summary = {
             "status": status,
@@ -311,6 +326,7 @@ class Experiment:
             {
                 "frames": self._frames,
                 "updates": self._updates,
+                "games": self._episodes_file.games,
                 "time_s": self._elapsed_s(),
                 "learner": self._learner.state_dict(),
                 "scoreboard": self._scoreboard.state_dict(),

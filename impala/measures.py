@@ -146,7 +146,7 @@ class FaultCounts:
         self._lost: set[str] = set()
 
     def add(self, fault: Fault) -> None:
-        if fault.restarted:
+        if fault.restarted and fault.lost == NO_TASK:
             self._counts["restarts"][self._name(fault.task)] += 1
         self._counts["aborted"].update(self._name(task) for task in fault.aborted)
         if fault.lost != NO_TASK:

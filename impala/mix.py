@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,8 +109,10 @@ class Balance:
         self._every_s = mix.reassign_every_s
         self._then = time.monotonic()
 
-    def crews(self, crews: Sequence[Crew]) -> list[Crew] | None:
+    def crews(self, crews: Sequence[Crew], given_up: Collection[int] = ()) -> list[Crew] | None:
         """What actors should play from now on, if that lets all play much more at the same mix.
+
+        given_up: tasks that some actor does not play any more; their environments stay as they are.
 
         At a mix all can play no more than the task that can do least for its weight: one with few
         environments, or slow ones.
@@ -124,7 +126,7 @@ class Balance:
         # Of those actors that play it and know.
         counts = np.where(self._ledger.unroll_s > 0, tables, 0)
         unroll_s = (self._ledger.unroll_s * counts).sum(0) / np.maximum(counts.sum(0), 1)
-        known = np.flatnonzero(unroll_s > 0)
+        known = np.array([task for task in np.flatnonzero(unroll_s) if task not in given_up], int)
         if len(known) < 2:
             return None
         cost = (self._weights * unroll_s)[known]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+PAUSE_S = 5.0  # less is no pause, however short the time-out: some ask once a second
+
 
 class Patience:
     """Finds who is overdue, by a process that may be stopped itself.
@@ -27,7 +29,7 @@ class Patience:
         By the monotonic clock, which is one for all processes of a machine.
         """
         now_s = time.monotonic()
-        if now_s - self._then_s > self._timeout_s / 2:
+        if now_s - self._then_s > max(self._timeout_s / 2, PAUSE_S):
             self._woke_s = now_s
         self._then_s = now_s
         horizon_s = now_s - self._timeout_s

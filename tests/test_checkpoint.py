@@ -68,6 +68,17 @@ def test_never_from_scratch_unasked(checkpoints, tmp_path):
         Checkpoints(tmp_path / "nothing").load()
 
 
+def test_what_a_killed_save_left_goes_with_the_next(checkpoints):
+    (checkpoints.folder / ".ckpt_1100.pt.4711").write_bytes(b"half")
+    checkpoints.save(state(1200))
+    assert len(list(checkpoints.folder.iterdir())) == 3
+
+
+def test_a_run_whose_directory_was_removed_does_not_go_on_without_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"directory .*/gone is gone"):
+        Checkpoints(tmp_path / "gone" / "checkpoints").save(state(100))
+
+
 def test_a_failed_save_leaves_the_files_before_it(checkpoints, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

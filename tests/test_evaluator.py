@@ -148,6 +148,11 @@ def test_the_report(tmp_path, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["│", "five", "│", "15.0", "│", "15.0", "%", "│", "4", "│"] in lines
     assert any(line[1:2] == ["median"] and "10.5" in line for line in lines)
+    evaluate(evaluation(suite, CountingAgent(), greedy=True), frames=700, run_dir=tmp_path)
+    assert "700 frames, greedy actions" in capsys.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "evaluation").iterdir())
+    assert names == ["700.json", "700_1.json"]
+    assert json.loads((tmp_path / "evaluation" / "700_1.json").read_text()) == report
 
 
 def test_workers_play_every_task_whatever_signals_come_and_end():

@@ -23,7 +23,7 @@ from impala.messages import GAME
 from impala.networks.core import LSTM
 from impala.networks.torso import MLP
 from impala.transport.in_process import InProcess
-from impala.transport.transport import Delivery
+from impala.transport.transport import ActorError, Delivery
 from suites.catch import Catch
 from suites.score import Scoreboard
 from tests.counting import CountingAgent, CountingSuite
@@ -93,6 +93,15 @@ def test_it_says_so_while_there_is_nothing_to_learn_from(tmp_path, monkeypatch, 
     with caplog.at_level("INFO"):
         experiment(tmp_path, CountingSuite(), CountingAgent(), total_frames=100).run()
     assert "nothing to learn from for 0 s: 2 unrolls wait for a batch to be full" in caplog.text
+
+
+def test_a_batch_that_can_never_be_full_ends_the_run(tmp_path):
+    trained = experiment(
+        tmp_path, CountingSuite(), CountingAgent(), total_frames=100, tasks=[[0], [0]]
+    )
+    trained._experience = Fifo(trained._transport.storage, batch_size=5, micro_batch=5)
+    with pytest.raises(ActorError, match="4 unrolls are waiting, which is less than a batch"):
+        trained.run()
 
 
 def catch_agent():

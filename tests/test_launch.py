@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -515,11 +516,13 @@ def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
     assert points(run_dir)[-1]["frames"] > stopped["frames"]
 
 
-def test_a_signal_before_anything_runs_is_no_traceback():
+@pytest.mark.parametrize("wait_s", [0.0, 0.7])  # at once; amid the imports of large libraries
+def test_a_signal_before_anything_runs_is_no_traceback(wait_s, folder):
     process = subprocess.Popen(
         [sys.executable, LAUNCH, "suite=catch"], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr.readline() == "launch.py: loading\n"
+    time.sleep(wait_s)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert (process.returncode, error) == (130, "")

@@ -135,11 +135,17 @@ def test_finished_games_are_kept_and_cut_like_points(tmp_path: Path) -> None:
     games.write([Episode(100, "pong", -21.0, 3000, 1), Episode(100, "boxing", 4.0, 7000, 0)])
     games.write([Episode(250, "pong", -20.0, 4000, 1)])
     games.finish(0)
+    assert games.games == 3
     EpisodeLog(path, resume_frames=100).finish(0)
     assert read(path) == [
         {"frames": 100, "task": "pong", "return": -21.0, "length": 3000, "actor": 1},
         {"frames": 100, "task": "boxing", "return": 4.0, "length": 7000, "actor": 0},
     ]
+    resumed = EpisodeLog(path, resume_frames=100, resume_games=1)  # the other ended after it
+    resumed.write([Episode(100, "boxing", 5.0, 7000, 0)])
+    resumed.finish(0)
+    assert [game["return"] for game in read(path)] == [-21.0, 5.0]
+    assert resumed.games == 2
 
 
 # The console
@@ -182,7 +188,8 @@ def test_plain_lines_tell_progress_and_where_the_time_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "word"), [(0, "finished"), (130, "stopped"), (1, r"failed \(exit code 1\)")]
+    ("exit_code", "word"),
+    [(0, "finished"), (130, "stopped before anything was"), (1, r"failed \(exit code 1\)")],
 )
 def test_the_closing_line_says_how_it_ended(exit_code: int, word: str) -> None:
     out = io.StringIO()

@@ -85,6 +85,9 @@ def test_the_balance_gives_environments_to_those_who_cannot_keep_up(clock):
     played = simulate(clock, book, weights, [[0, 0, 1, 1, 2, 2, 3, 3]] * 3, 21, tasks_s)
     assert played[:3] / played.sum() == pytest.approx(0.25, rel=0.1)  # they rest for it
     idle = played.sum()
+    unchanged = Balance(book, Mix(weights, 0.0))
+    clock.now += 1
+    assert unchanged.crews(crews, {3}) is None  # an actor has given it up: it gets no more
     changed = balance.crews(crews)
     counts = mix.environments(changed, 4)
     assert counts.tolist() == [1, 1, 1, 21]

@@ -13,6 +13,7 @@ from impala import patience
 from impala.actor_pool import ActorPool, actor_seeds
 from impala.measures import FaultCounts
 from impala.patience import Patience
+from impala.transport import shared_memory
 from impala.transport.restarts import NO_TASK, Budget, Fault, Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
 from impala.transport.transport import ActorError
@@ -133,6 +134,28 @@ def test_who_was_stopped_itself_gives_others_their_time_anew(monkeypatch):
     now[0] += 1.0
     assert mine.horizon_s() == now[0] - 10.0
     assert Patience(None).horizon_s() == -np.inf
+    short, now[0] = Patience(1.5), now[0] + 2.0  # asked less often than it lasts
+    assert short.horizon_s() == now[0] - 1.5
+
+
+def test_an_actor_that_is_stopped_while_it_starts_is_killed(started, caplog, monkeypatch):
+    monkeypatch.setattr(shared_memory, "START_S", 1.0)
+    transport = started(Restarts(per_task=1000, backoff_s=0.1, step_timeout_s=5.0))
+    os.kill(transport._processes[1].pid, signal.SIGSTOP)
+    seen = Seen(transport)
+    seen.until(lambda: any(fault.actor == 1 for fault in seen.faults))
+    assert "it gave no sign of life for 5 s (restarts.step_timeout_s) and was killed" in caplog.text
+
+
+def test_it_is_known_when_nothing_more_can_come(started):
+    transport = started(Restarts())
+    held, end = [], time.monotonic() + 120
+    while sum(len(delivery.slots) for delivery in held) < transport.total_slots:
+        assert time.monotonic() < end and not transport.exhausted()
+        held += transport.receive(0.2)
+    assert transport.exhausted()
+    transport.release(held[0].slots)
+    assert not transport.exhausted()
 
 
 def test_a_killed_actor_gives_back_its_slots_but_for_those_the_learner_has(started):
@@ -191,6 +214,7 @@ def test_faults_are_counted_by_task_and_the_counts_go_on_after_a_resume():
     counts = FaultCounts(NAMES)
     counts.add(Fault(actor=0, task=1, aborted=[0, 0, 1], restarted=True, lost=NO_TASK))
     counts.add(Fault(actor=0, task=NO_TASK, aborted=[], restarted=True, lost=NO_TASK))
+    counts.add(Fault(actor=1, task=1, aborted=[], restarted=True, lost=1))  # with its other tasks
     counts.add(Fault(actor=1, task=1, aborted=[1], restarted=False, lost=1))
     resumed = FaultCounts(NAMES)
     resumed.load(counts.summary())

@@ -68,14 +68,22 @@ class JsonLines:
 
 
 class EpisodeLog:
-    """`episodes.jsonl`: one line for each finished game, many of them written at once."""
+    """`episodes.jsonl`: one line for each finished game, many of them written at once.
 
-    def __init__(self, path: str | Path, resume_frames: int | None = None) -> None:
-        self._file = _AppendOnly(Path(path), resume_frames)
+    resume_frames, resume_games: of the checkpoint that a resumed run goes on from: later lines are
+        cut. More than one may be of the same frames, some of them finished after it.
+    """
+
+    def __init__(
+        self, path: str | Path, resume_frames: int | None = None, resume_games: int | None = None
+    ) -> None:
+        self._file = _AppendOnly(Path(path), resume_frames, resume_games)
+        with open(path, "rb") as lines:
+            self.games = sum(1 for _ in lines)  # in the file
 
     def write(self, episodes: Iterable[Episode]) -> None:
         """Appends finished games in one write. Raises OSError, naming the file."""
-        lines = b"".join(
+        lines = [
             _encode(
                 {
                     "frames": int(episode.frames),
@@ -86,9 +94,10 @@ class EpisodeLog:
                 }
             )
             for episode in episodes
-        )
+        ]
         if lines:
-            self._file.append(lines)
+            self._file.append(b"".join(lines))
+            self.games += len(lines)
 
     def commit(self, frames: int) -> None:
         """Forces the lines to the disk."""
@@ -98,8 +107,9 @@ class EpisodeLog:
         self._file.close()
 
 
-def truncate_after(path: str | Path, frames: int) -> int:
-    """Cuts every line whose `frames` are above those given, and a torn last line.
+def truncate_after(path: str | Path, frames: int, lines: int | None = None) -> int:
+    """Cuts every line whose `frames` are above those given, or above the number of `lines`, and a
+    torn last line.
 
     The new file replaces the old one at once, so that a crash leaves either of them whole. A
     file that is not there has no lines to cut. Returns the frames of the last line left, or -1.
@@ -108,16 +118,17 @@ def truncate_after(path: str | Path, frames: int) -> int:
     if not path.exists():
         return -1
     kept = path.with_name(path.name + ".tmp")
-    last_frames, cut = -1, False
+    last_frames, left, cut = -1, 0, False
     with path.open("rb") as source, kept.open("wb") as target:
         for line_number, line in enumerate(source, start=1):
             point = _decode(line)
             if point is None:
                 log.warning("%s: line %d is torn or damaged and was dropped", path, line_number)
                 cut = True
-            elif point["frames"] > frames:
+            elif point["frames"] > frames or (lines is not None and left >= lines):
                 cut = True
             else:
+                left += 1
                 target.write(line)
                 last_frames = point["frames"]
         target.flush()
@@ -144,13 +155,15 @@ def read_points(path: str | Path) -> Iterator[dict[str, Any]]:
 class _AppendOnly:
     """A file in which each `append` is either there as a whole or, after an error, not at all."""
 
-    def __init__(self, path: Path, resume_frames: int | None) -> None:
+    def __init__(
+        self, path: Path, resume_frames: int | None, resume_lines: int | None = None
+    ) -> None:
         self.path = path
         self.last_frames = -1
         if resume_frames is not None:
             if not path.exists():
                 log.warning("%s is missing: it starts again at frames=%d", path, resume_frames)
-            self.last_frames = truncate_after(path, resume_frames)
+            self.last_frames = truncate_after(path, resume_frames, resume_lines)
         elif path.exists() and path.stat().st_size:
             raise FileExistsError(
                 f"{path} already has lines of another run; a new run needs a directory of its own, "

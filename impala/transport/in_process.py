@@ -75,6 +75,9 @@ class InProcess:
                 )
         return []
 
+    def exhausted(self) -> bool:
+        return not any(self._slots.free(actor) for actor in range(len(self._orders)))
+
     def faults(self) -> list[Fault]:
         return []
 

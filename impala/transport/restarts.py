@@ -105,7 +105,8 @@ class Heartbeats:
     def playing(self, actor: int) -> bool:
         return bool(self._beats[actor]["playing"])
 
-    def hanging(self, patience: Patience) -> list[int]:
-        """Actors that wait for an environment in vain, or give no sign of life once they play."""
-        watched = (self._beats["task"] != NO_TASK) | (self._beats["playing"] != 0)
-        return np.flatnonzero(watched & (self._beats["time_s"] < patience.horizon_s())).tolist()
+    def hanging(self, patience: Patience, at_start: Patience) -> list[int]:
+        """Actors that wait for an environment in vain, or give no sign of life."""
+        begun = (self._beats["task"] != NO_TASK) | (self._beats["playing"] != 0)
+        horizon_s = np.where(begun, patience.horizon_s(), at_start.horizon_s())
+        return np.flatnonzero(self._beats["time_s"] < horizon_s).tolist()

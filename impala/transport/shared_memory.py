@@ -45,6 +45,7 @@ from impala.transport.transport import ActorBuilder, ActorError, Delivery, Slots
 
 log = logging.getLogger(__name__)
 
+START_S = 60.0  # that a process may take to start, if restarts.step_timeout_s is not longer
 _SPARE_FILES = 64  # open files that everything else may need: libraries, logs, checkpoints
 
 
@@ -89,9 +90,12 @@ class SharedMemoryTransport:
         self._groups_due: dict[tuple[int, int], float] = {}  # and a group of one
         self._reforming: dict[int, Crew] = {}  # actors that were told to, and have not answered
         self._lives = [0] * num_actors
-        self._patience = Patience(self._restarts.step_timeout_s)
+        step_timeout_s = self._restarts.step_timeout_s
+        self._patience = Patience(step_timeout_s)
+        self._patience_at_start = Patience(step_timeout_s and max(step_timeout_s, START_S))
         self._hanging: set[int] = set()  # killed for it, and not yet buried
         self._faults: list[Fault] = []
+        self._given_up: set[int] = set()  # tasks, by some actor
 
     def start(self, agent: Agent, version: int, seed: int) -> None:
         self._seed = seed
@@ -127,6 +131,10 @@ class SharedMemoryTransport:
             else:
                 self._heard(actor, said)
         return deliveries
+
+    def exhausted(self) -> bool:
+        changing = self._due or self._groups_due or self._reforming
+        return not changing and not any(map(self._slots.free, self._connections))
 
     def faults(self) -> list[Fault]:
         faults, self._faults = self._faults, []
@@ -237,7 +245,7 @@ class SharedMemoryTransport:
         """Gives tasks that fall short of their share more environments, if a mix says so."""
         if self._balance is None or self._reforming or self._due:
             return
-        crews = self._balance.crews(self._crews)
+        crews = self._balance.crews(self._crews, self._given_up)
         if crews is None:
             return
         names = self._builder.task_names
@@ -264,7 +272,7 @@ class SharedMemoryTransport:
             self._tell(actor, Restart(group))
 
     def _end_those_hanging(self) -> None:
-        for actor in self._beats.hanging(self._patience):
+        for actor in self._beats.hanging(self._patience, self._patience_at_start):
             if actor in self._processes and actor not in self._hanging:
                 self._hanging.add(actor)
                 self._processes[actor].kill()  # `receive` finds the end of its pipe
@@ -360,6 +368,7 @@ class SharedMemoryTransport:
             then = "it has no other task and stays away"
         log.warning("%s; %s:\n%s", where, then, cause)
         self._faults.append(fault)
+        self._given_up.add(fault.lost)
         if not (self._connections or self._due):
             raise ActorError(f"{where}, and no actor has a task left:\n{cause}")
 
@@ -371,8 +380,11 @@ class SharedMemoryTransport:
 
     def _cause_of_death(self, actor: int) -> str:
         if actor in self._hanging:
-            what = "gave no sign of life" if self._beats.task(actor) == NO_TASK else "got no answer"
-            return f"it {what} for {self._patience} and was killed"
+            if self._beats.task(actor) != NO_TASK:
+                return f"it got no answer for {self._patience} and was killed"
+            started = self._beats.playing(actor)
+            patience = self._patience if started else self._patience_at_start
+            return f"it gave no sign of life for {patience} and was killed"
         process = self._processes[actor]
         process.join(5.0)
         return how_it_ended(process.exitcode)

@@ -152,6 +152,10 @@ class Transport(Protocol):
         """
         ...
 
+    def exhausted(self) -> bool:
+        """Whether all that actors can fill is with the learner, so that nothing more can come."""
+        ...
+
     def faults(self) -> list[Fault]:
         """What failed, and was dealt with, since the last call."""
         ...
