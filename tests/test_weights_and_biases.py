@@ -267,9 +267,10 @@ def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
 
 def test_a_killed_program_leaves_no_folder_of_wandb_elsewhere(tmp_path):
     code = (
-        "import os, pathlib, sys; from impala.loggers import weights_and_biases as logger;"
-        " logger._imported_with_folders_in(pathlib.Path(sys.argv[1]));"
-        " os.kill(os.getpid(), 9)"
+        "import os, pathlib, sys; from impala.loggers import weights_and_biases as logger\n"
+        "with logger._temporary_folders_in(pathlib.Path(sys.argv[1])):\n"
+        "    import wandb\n"
+        "    os.kill(os.getpid(), 9)\n"
     )
     folder, elsewhere = tmp_path / "wandb", tmp_path / "elsewhere"
     elsewhere.mkdir()

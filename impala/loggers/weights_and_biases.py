@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -141,10 +142,12 @@ class WeightsAndBiases:
         for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
         _need_a_cache(self._run_dir)
-        wandb = _imported_with_folders_in(self._run_dir / "wandb")
-        hooks = sys.exit, sys.excepthook
-        logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
-        wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
+        with _temporary_folders_in(self._run_dir / "wandb"):
+            import wandb
+
+            hooks = sys.exit, sys.excepthook
+            logging.getLogger("wandb").propagate = False  # it has a debug.log of its own
+            wandb.setup(wandb.Settings(silent=True))  # before it tells whose key it loads
         try:
             run = wandb.init(
                 **self._arguments,
@@ -197,14 +200,13 @@ class WeightsAndBiases:
         )
 
 
-def _imported_with_folders_in(folder: Path) -> Any:
-    """W&B makes temporary folders when it is imported, which stay when the program is killed."""
+@contextmanager
+def _temporary_folders_in(folder: Path) -> Iterator[None]:
+    """W&B makes some when it is imported and set up, which stay when the program is killed."""
     folder.mkdir(exist_ok=True)
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
-        import wandb
-
-        return wandb
+        yield
     finally:
         tempfile.tempdir = before
 
