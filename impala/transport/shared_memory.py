@@ -368,7 +368,8 @@ class SharedMemoryTransport:
             then = "it has no other task and stays away"
         log.warning("%s; %s:\n%s", where, then, cause)
         self._faults.append(fault)
-        self._given_up.add(fault.lost)
+        if fault.lost != NO_TASK:
+            self._given_up.add(fault.lost)
         if not (self._connections or self._due):
             raise ActorError(f"{where}, and no actor has a task left:\n{cause}")
 
