@@ -38,6 +38,7 @@ from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, fitting
+from impala.cores import available_cores
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
@@ -254,12 +255,6 @@ def machine() -> str:
         f"{available_cores()} cores, {platform.machine()}, {platform.system()}, Python"
         f" {platform.python_version()}, torch {torch.__version__}"
     )
-
-
-def available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # honours taskset and containers' CPU sets
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def build_agent(cfg: DictConfig, suite: Suite) -> Agent:

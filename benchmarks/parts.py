@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 import launch
 from impala.actor import Actor
 from impala.actor_pool import actor_seeds, assign_tasks
+from impala.cores import available_cores
 from impala.crew import crew_of
 from impala.inference import LocalInference
 from impala.learner import Learner
@@ -93,7 +94,7 @@ class Environments:
         self.suite = suite
         self.tasks = assign_tasks(
             len(suite.tasks),
-            cfg.num_actors or launch.available_cores(),
+            cfg.num_actors or available_cores(),
             cfg.envs_per_actor,
             cfg.min_environments,
         )

@@ -31,6 +31,7 @@ from benchmarks.training_run import (
     our_training,
     watch,
 )
+from impala.cores import available_cores
 from suites.suite import Suite
 
 OURS, OURS_FLOAT32 = "this project", "this project, float32"
@@ -249,7 +250,7 @@ def main() -> None:
         cases_of = plan(options)
     except (HydraException, ValueError) as error:
         sys.exit(f"benchmarks.throughput: error: {error.__cause__ or error}")
-    cores = launch.available_cores()
+    cores = available_cores()
     results: list[Measured] = []
     for suite, cases in cases_of.values():
         report.say(f"making the environments of {len(suite.tasks)} games")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from impala.children import how_it_ended, signals_held
+from impala.cores import on_any_core
 from impala.memory import SharedMemory
 from suites.suite import Spec, Suite, Task, TaskVectorEnv
 
@@ -62,7 +63,7 @@ class WorkerEnv(TaskVectorEnv):
             " work(*map(int, sys.argv[1:4]))"
         )
         numbers = (theirs.fileno(), memory.descriptor, niceness)
-        with signals_held():
+        with signals_held(), on_any_core():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, *map(str, numbers), *sys.path],
                 pass_fds=numbers[:2],

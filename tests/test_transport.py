@@ -54,6 +54,34 @@ def transport():
     transport.close()
 
 
+@pytest.mark.parametrize("pin", [True, False])
+def test_each_core_has_its_actor(pin):
+    cores = os.sched_getaffinity(0)
+    transport = SharedMemoryTransport(builder=pool(tasks=[[0]] * len(cores)), pin=pin)
+    try:
+        transport.start(CountingAgent(), 0, seed=1)
+        receive(transport, 1)
+        actors = transport._processes.values()
+        end = time.monotonic() + 60
+        while pin and any(len(psutil.Process(each.pid).cpu_affinity()) > 1 for each in actors):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        places = [tuple(psutil.Process(each.pid).cpu_affinity()) for each in actors]
+    finally:
+        transport.close()
+    assert places == ([(core,) for core in sorted(cores)] if pin else [tuple(cores)] * len(cores))
+
+
+def test_actors_that_cores_cannot_share_evenly_go_where_they_can():
+    cores = os.sched_getaffinity(0)
+    builder = pool(tasks=[[0]] * (len(cores) + 1))
+    transport = SharedMemoryTransport(builder=builder)
+    try:
+        assert transport._pin == (len(cores) == 1)
+    finally:
+        transport.close()
+
+
 def test_slots_are_free_again_when_a_whole_set_was_read():
     slots = Slots([3, 2], 2)
     assert slots.total == 10

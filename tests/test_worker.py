@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from impala.cores import stay_on
 from impala.worker import WorkerEnv, WorkerError
 from suites.catch import Catch
 from tests.counting_suite import CountingSuite
@@ -51,6 +52,17 @@ def test_it_answers_as_the_environment_itself_does(worker, task, lives):
         assert all((a == b).all() for a, b in zip(found, expected, strict=True))
         assert info.keys() == expected_info.keys()
         assert all((info[key] == expected_info[key]).all() for key in info)
+
+
+def test_it_is_on_any_core_though_its_actor_stays_on_one(worker):
+    cores = os.sched_getaffinity(0)
+    try:
+        stay_on(0)
+        environment = worker(CountingSuite())
+        assert os.sched_getaffinity(0) == {min(cores)}
+        assert set(psutil.Process(environment._process.pid).cpu_affinity()) == cores
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_seeds_reach_it(worker):

@@ -15,6 +15,7 @@ import torch
 
 from impala.actor import SIGN_S
 from impala.children import die_with_parent
+from impala.cores import stay_on
 from impala.crew import Crew
 from impala.inference_server import ServerGone
 from impala.messages import Failed, Order, packed, unpacked
@@ -34,14 +35,18 @@ def act(
     seed: int,
     life: int,
     niceness: int,
+    core: int | None,
     step_timeout_s: float | None,
 ) -> None:
     """Plays until there is no learner.
 
     server: who answers, where it is not the actor itself.
+    core: that the actor stays on; None: any.
     """
     die_with_parent()
     os.nice(niceness)
+    if core is not None:
+        stay_on(core)
     torch.set_num_threads(1)
     # An environment that turns out to be slow takes two files, once it has a process of its own.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

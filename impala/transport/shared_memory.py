@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from impala.agents.agent import Agent
 from impala.children import how_it_ended, signals_held
+from impala.cores import available_cores
 from impala.crew import Crew, crew_size, moved_outside, played, seated, without
 from impala.messages import (
     NO_TASK,
@@ -54,6 +55,8 @@ class SharedMemoryTransport:
 
     niceness: added to that of the actors. The learner then runs whenever it has a batch and the
         actors fill what it leaves, so that every core is busy and unrolls wait little.
+    pin: whether each actor stays on one core where every core gets the same number of them. Left to
+        the system, actors meet on one core now and then, and another has nothing to do.
     restarts: what becomes of actors that fail. One that is started again gets all slots of the
         first that the learner does not have; what those held is lost, and nothing else.
     """
@@ -64,10 +67,12 @@ class SharedMemoryTransport:
         builder: ActorBuilder,
         slots_per_environment: int = 2,
         niceness: int = 5,
+        pin: bool = True,
         restarts: Restarts | None = None,
     ) -> None:
         self._builder = builder
         self._niceness = niceness
+        self._pin = pin and len(builder.crews) % available_cores() == 0
         self._restarts = restarts or Restarts()
         self._budget = Budget(self._restarts)
         self._crews = list(builder.crews)
@@ -187,6 +192,7 @@ class SharedMemoryTransport:
                 "seed": self._seed,
                 "life": self._lives[actor],
                 "niceness": self._niceness,
+                "core": actor if self._pin else None,
                 "step_timeout_s": self._restarts.step_timeout_s,
             },
             daemon=True,
