@@ -47,6 +47,16 @@ class Spec:
     frame_shape: tuple[int, ...]  # of one uint8 observation
     num_actions: int  # of the head shared by all tasks: index i means the same in each
     frames_per_step: int  # environment frames for each agent step (action repeat)
+    instruction_length: int = 0  # word ids of an instruction at most; 0: there are none
+    vocabulary_size: int = 0  # word ids are 0 (padding) to vocabulary_size - 1
+
+    def __post_init__(self) -> None:
+        length, size = self.instruction_length, self.vocabulary_size
+        if (length, size) != (0, 0) and (length < 1 or size < 2):
+            raise ValueError(
+                f"instruction_length={length}, vocabulary_size={size}: expected both 0, or at"
+                " least 1 and 2"
+            )
 
 
 class TaskVectorEnv(gymnasium.vector.VectorEnv):
