@@ -89,6 +89,7 @@ class Evaluation:
                 process.kill()
             for process in workers.values():
                 process.join()
+            self.suite.tidy()
 
     def _start_worker(self) -> tuple[Connection, BaseProcess]:
         context = multiprocessing.get_context("spawn")

@@ -144,6 +144,9 @@ class Atari57:
                 "see to the directory that ALE_ROMS_DIR names:\n  " + "\n  ".join(problems)
             )
 
+    def tidy(self) -> None:
+        """Nothing is left behind."""
+
     def _provenance(self, random_column: str) -> dict[str, str]:
         matching = {
             "random_impala": "reproduces the published aggregates of IMPALA and Ape-X",

@@ -66,6 +66,9 @@ class CountingSuite:
     def check(self) -> None:
         pass
 
+    def tidy(self) -> None:
+        pass
+
 
 class CountingEnv(TaskVectorEnv):
     """fault: "slow" takes a second for each step, "sluggish" a 20th; the others happen at the 50th:

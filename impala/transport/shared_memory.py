@@ -132,7 +132,8 @@ class SharedMemoryTransport:
             if isinstance(said, Unroll):
                 slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                deliveries.append(Delivery(actor, slots, said.games, *said.seconds))
+                delivery = Delivery(actor, slots, said.games, *said.seconds, said.level_cache)
+                deliveries.append(delivery)
             else:
                 self._heard(actor, said)
         return deliveries
