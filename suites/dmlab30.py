@@ -24,6 +24,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,15 @@ from pathlib import Path
 from suites import scratch
 from suites.lab import ACTION_SETS, FPS, HEIGHT, WIDTH, Cache, LabEnv
 from suites.level_cache import default_folder
-from suites.suite import MAX_SEED, Spec, Task, TaskVectorEnv, check_task, select_names
+from suites.suite import (
+    MAX_SEED,
+    EngineMissing,
+    Spec,
+    Task,
+    TaskVectorEnv,
+    check_task,
+    select_names,
+)
 
 FRAMES_PER_STEP = 4
 LEVEL_FOLDER = "contributed/dmlab30/"
@@ -143,7 +152,7 @@ class DmLab30:
     def check(self) -> None:
         """Raises ValueError unless the engine, images and a folder for the cache are there."""
         if find_spec("deepmind_lab") is None:
-            raise ValueError(
+            raise EngineMissing(
                 "dmlab30 is played by DeepMind Lab, and there is no module deepmind_lab: with"
                 " Python 3.13 `pip install dmlab-gym && dmlab-gym build`, or see docs/dmlab30.md"
             )
@@ -175,10 +184,8 @@ class DmLab30:
 
     def _provenance(self) -> dict[str, str]:
         engine = "DeepMind Lab"
-        try:
+        with suppress(metadata.PackageNotFoundError):  # built without, or not installed
             engine += f" {metadata.version('deepmind_lab')}"
-        except metadata.PackageNotFoundError:
-            engine += " (of unknown version)"
         images = "dummy images" if self.dataset_path == DUMMY_IMAGES else "their own images"
         seeds = "all" if self.seeds_per_task is None else f"{self.seeds_per_task:,}"
         return {

@@ -121,6 +121,15 @@ class LabEnv(TaskVectorEnv):
             game.lab.close()
         self._scratch.close()
 
+    def generate(self, seed: int) -> np.ndarray:
+        """Begins a game with this seed of the engine, for its map to be in the cache then.
+
+        Returns int32 [3], what the cache counted. Only the first instance does this.
+        """
+        game = self._games[0]
+        game.lab.reset(seed=seed)
+        return np.zeros(3, np.int32) if game.cache is None else game.cache.take_counts()
+
     def _reset(self, seeds: np.ndarray | None) -> tuple[np.ndarray, dict[str, Any]]:
         if self.closed:  # the engine would crash
             raise RuntimeError("reset() called after close(): make another environment")

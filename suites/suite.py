@@ -20,6 +20,10 @@ SCORE_WINDOW = 100  # whole games of each task behind every reported score
 MAX_SEED = 2**31 - 1  # engines keep seeds in a signed 32-bit integer
 
 
+class EngineMissing(ValueError):
+    """The engine of a suite is not installed; the message says how to install it."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One game. `random_return` and `human_return` are raw whole-game returns."""
@@ -268,7 +272,8 @@ class Suite(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises ValueError, saying what to do, unless every task can be played on this machine."""
+        """Raises ValueError, saying what to do, unless every task can be played on this machine;
+        `EngineMissing` if none can."""
         ...
 
     def tidy(self) -> None:
