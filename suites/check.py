@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -106,16 +107,17 @@ def _tried(suite: Suite, tasks: Sequence[Task]) -> Iterator[tuple[Task, str, str
         for call in calls:
             yield call[1], _level(call), problem(*call)
         return
-    with tempfile.NamedTemporaryFile("r", suffix=".log") as printed:
-        try:
-            for call, found in each_apart(problem, calls, 1, Path(printed.name)):
-                failure = (
-                    f"{found.cause}: {printed.read()}" if isinstance(found, Failure) else found
-                )
-                printed.seek(0, 2)
-                yield call[1], _level(call), failure
-        finally:
-            suite.tidy()
+    with ExitStack() as stack:
+        printed = stack.enter_context(tempfile.NamedTemporaryFile("r", suffix=".log"))
+        stack.callback(suite.tidy)
+        results = stack.enter_context(closing(each_apart(problem, calls, 1, Path(printed.name))))
+        for call, found in results:
+            text = printed.read().strip()
+            yield (
+                call[1],
+                _level(call),
+                f"{found[0]}\n{text}" if isinstance(found, Failure) else found,
+            )
 
 
 def _level(call: tuple[Suite, Task, str]) -> str:

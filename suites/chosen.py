@@ -22,7 +22,7 @@ def chosen(words: Sequence[str], **defaults: Any) -> Suite:
     """The suite of `suite=NAME suite.KEY=VALUE ...`. ValueError, saying what is wrong, if there is
     none.
 
-    defaults: of keys that are not given.
+    defaults: of keys that it has and that are not given.
     """
     given: dict[str, str] = {}
     for word in words:
@@ -33,11 +33,12 @@ def chosen(words: Sequence[str], **defaults: Any) -> Suite:
     if "suite" not in given:
         raise ValueError(f"no suite given: expected suite=NAME, one of {', '.join(SUITES)}")
     (name,) = select_names([given.pop("suite")], tuple(SUITES), kind="suite")
-    known = [f"suite.{key}" for key in inspect.signature(SUITES[name].__init__).parameters]
+    keys = list(inspect.signature(SUITES[name]).parameters)
     if given:
-        select_names(list(given), known[1:], kind=f"key of suite={name}")
-    options = {key.removeprefix("suite."): _value(value) for key, value in given.items()}
-    return SUITES[name](**{**defaults, **options})
+        select_names(list(given), [f"suite.{key}" for key in keys], kind=f"key of suite={name}")
+    options = {key: value for key, value in defaults.items() if key in keys}
+    options |= {key.removeprefix("suite."): _value(value) for key, value in given.items()}
+    return SUITES[name](**options)
 
 
 def _value(text: str) -> Any:

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 import numpy as np
 
@@ -90,8 +91,10 @@ def _prebuild(suite: DmLab30, workers: int) -> int:
     )
     start_s = said_s = time.monotonic()
     there = made = failed = 0
-    try:
-        for done, ((_, task, some), result) in enumerate(each_apart(build, calls, workers, log), 1):
+    with ExitStack() as stack:
+        stack.callback(suite.tidy)
+        results = stack.enter_context(closing(each_apart(build, calls, workers, log)))
+        for done, ((_, task, some), result) in enumerate(results, 1):
             if isinstance(result, Failure):
                 failed += 1
                 print(f"{task.name}, seeds {some[0]} to {some[-1]}: {result.cause}", flush=True)
@@ -106,8 +109,6 @@ def _prebuild(suite: DmLab30, workers: int) -> int:
                     f" there, {failed} failures; {datetime.timedelta(seconds=round(left_s))} left",
                     flush=True,
                 )
-    finally:
-        suite.tidy()
     if not failed:
         print(f"train with suite.seeds_per_task={len(seeds)} to play on them")
     return 1 if failed else 0

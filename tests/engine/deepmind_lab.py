@@ -27,6 +27,7 @@ import signal
 import sys
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ TALKATIVE = ("language_", "rooms_", "lasertag_")  # levels that print
 
 _leaked: list[bytearray] = []
 _folders: set[str] = set()
-_playing: set[int] = set()  # instances that were reset and are open
+_playing: weakref.WeakSet[Lab] = weakref.WeakSet()  # instances that were reset and are open
 _c_rand = random.Random(1)
 
 
@@ -191,7 +192,7 @@ class Lab:
         self._state = int.from_bytes(self._digest(f"{self._seed} {first}")[:8], "little")
         self._frame = self._idle = self._frames_asked = 0
         self._fresh, self._running = False, True
-        _playing.add(id(self))
+        _playing.add(self)
         if self._name.startswith(TALKATIVE):
             _say(f"level script of {self._name}: a new episode, seed {self._seed[0]}")
         return True
@@ -243,10 +244,14 @@ class Lab:
         if not self._open:
             return False
         self._open = self._running = False
-        _playing.discard(id(self))
+        _playing.discard(self)
         shutil.rmtree(self._folder, ignore_errors=True)
         _folders.discard(self._folder)
         return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.close()
 
     # Inside
 
