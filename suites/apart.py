@@ -7,7 +7,7 @@ import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,7 +23,7 @@ class Failure(NamedTuple):
 
 def each_apart(
     function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int, log: Path
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
+) -> Generator[tuple[tuple[Any, ...], Any]]:
     """(arguments, result or `Failure`) of each call, as they are done.
 
     Processes are spawned, and one that ends is replaced. They end with this one.

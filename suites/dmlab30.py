@@ -98,7 +98,9 @@ class DmLab30:
         if not 0 < level_cache_gb < math.inf:
             raise ValueError(f"level_cache_gb={level_cache_gb}: expected a number above 0")
         most = MAX_SEED + 1
-        if seeds_per_task is not None and not 1 <= seeds_per_task <= most:
+        if seeds_per_task is not None and (
+            type(seeds_per_task) is not int or not 1 <= seeds_per_task <= most
+        ):
             raise ValueError(f"seeds_per_task={seeds_per_task}: expected null or 1 to {most}")
         rows = read_scores()
         names = tuple(rows)

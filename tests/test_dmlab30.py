@@ -338,7 +338,7 @@ def test_prebuild_fills_it_for_the_seeds_of_a_run(lab, capsys):
         (["suite=catch"], "only suite=dmlab30"),
         (["suite=dmlab30", "suite.level_cache=null"], "must not be null"),
         (["suite=dmlab30", "suite.seeds_per_task=1_000_000"], "greater suite.level_cache_gb"),
-        (["suite=dmlab30", "suite.seeds=1"], "did you mean suite.seeds_per_task"),
+        (["suite=dmlab30", "suite.seeds=1"], "or suite.seeds_per_task"),
     ],
 )
 def test_prebuild_refuses_in_a_line(lab, capsys, words, message):
