@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -266,6 +267,11 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
         torso=instantiate(cfg.network.torso),
         core=instantiate(cfg.network.core),
         feed_back=cfg.network.feed_back,
+        language=partial(
+            instantiate(cfg.network.language), vocabulary_size=suite.spec.vocabulary_size
+        )
+        if suite.spec.instruction_length
+        else None,
         _recursive_=False,
     )
 

@@ -232,13 +232,11 @@ class Experiment:
     def _accept(self, deliveries: list[Delivery]) -> None:
         for fault in self._transport.faults():
             self._faults.add(fault)
-        frames_per_step = self._suite.spec.frames_per_step
         episodes = []
         for delivery in deliveries:
             self._experience.insert(delivery.slots)
             self._measures.delivery(delivery)
-            for task, raw_return, steps in delivery.games.tolist():
-                length = steps * frames_per_step
+            for task, raw_return, length in delivery.games.tolist():
                 self._scoreboard.add(task, raw_return, length)
                 name = self._suite.tasks[task].name
                 episodes.append(Episode(self._frames, name, raw_return, length, delivery.actor))

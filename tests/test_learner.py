@@ -13,6 +13,7 @@ from impala.learner import Learner, NonFiniteError, constant, linear_decay
 from impala.networks.core import LSTM, FeedForward
 from impala.networks.torso import MLP
 from impala.trajectory import allocate, leaves, trajectory_layout
+from suites.suite import Spec
 from tests.counting import CountingAgent
 
 T, SLOTS, FRAME, ACTIONS = 6, 12, (1, 4, 3), 3
@@ -28,7 +29,7 @@ def actor_critic(core=FeedForward):
 
 def random_storage(agent, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    storage = allocate(trajectory_layout(agent, FRAME, ACTIONS, T), SLOTS)
+    storage = allocate(trajectory_layout(agent, Spec(FRAME, ACTIONS, 4), T), SLOTS)
     steps = storage.steps
     steps.frame.copy_(torch.randint(0, 256, steps.frame.shape, generator=generator))
     steps.reward.copy_(torch.randn(steps.reward.shape, generator=generator))
@@ -143,7 +144,7 @@ def test_losses_are_reported_as_batch_sums_and_others_as_means():
 
 def counting_batch(tasks):
     agent = CountingAgent()
-    storage = allocate(trajectory_layout(agent, (1, 2, 2), 2, T), len(tasks))
+    storage = allocate(trajectory_layout(agent, Spec((1, 2, 2), 2, 4), T), len(tasks))
     storage.task.copy_(torch.tensor(tasks))
     return Batch([storage], np.array(tasks), np.zeros(len(tasks), np.int64), np.arange(len(tasks)))
 
