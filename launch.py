@@ -38,7 +38,7 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
-from impala.checkpoint import Checkpoints, fitting
+from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
@@ -210,6 +210,7 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     agent = build_agent(cfg, suite)
     state = Checkpoints(run_dir / "checkpoints").load()
     with fitting():
+        check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
     evaluation = Evaluation(
         suite=suite,

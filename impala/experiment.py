@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala.checkpoint import Checkpoints, fitting
+from impala.checkpoint import Checkpoints, check_vocabulary, fitting, vocabulary
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
@@ -327,6 +327,7 @@ class Experiment:
                 "games": self._episodes_file.games,
                 "time_s": self._elapsed_s(),
                 "learner": self._learner.state_dict(),
+                "vocabulary": vocabulary(self._suite.spec),
                 "scoreboard": self._scoreboard.state_dict(),
                 "faults": self._faults.summary(),
                 "random": {"torch": torch.get_rng_state()},
@@ -338,6 +339,7 @@ class Experiment:
 
     def _restore(self, state: dict[str, Any]) -> None:
         with fitting():
+            check_vocabulary(state, self._suite.spec)
             self._frames = state["frames"]
             self._updates = state["updates"]
             self._time_s = state["time_s"]
