@@ -52,7 +52,7 @@ MOST = {  # what no machine has, or no generator of random numbers
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
-    "algorithm.max_lag", "restarts.step_timeout_s",
+    "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -37,7 +38,7 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
-from impala.checkpoint import Checkpoints, fitting
+from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
@@ -214,6 +215,7 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     agent = build_agent(cfg, suite)
     state = Checkpoints(run_dir / "checkpoints").load()
     with fitting():
+        check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
     evaluation = Evaluation(
         suite=suite,
@@ -271,6 +273,11 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
         torso=instantiate(cfg.network.torso),
         core=instantiate(cfg.network.core),
         feed_back=cfg.network.feed_back,
+        language=partial(
+            instantiate(cfg.network.language), vocabulary_size=suite.spec.vocabulary_size
+        )
+        if suite.spec.instruction_length
+        else None,
         _recursive_=False,
     )
 

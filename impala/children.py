@@ -66,11 +66,15 @@ def kill_all(processes: Collection[BaseProcess]) -> None:
 
 
 def _lives(process: Any) -> bool:
-    """Unlike one that waits for somebody to ask how it ended: in a container that may be nobody."""
+    """Unlike one that waits for somebody to ask how it ended: in a container that may be nobody.
+
+    Its first thread can be done before others are, and until then its files are open.
+    """
     import psutil
 
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
+        return process.is_running() and not ended
     return False
 
 
