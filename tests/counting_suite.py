@@ -95,6 +95,7 @@ class CountingEnv(TaskVectorEnv):
             seeds=seeds,
             frame_shape=spec.frame_shape,
             num_actions=spec.num_actions,
+            instruction_length=spec.instruction_length,
         )
         self._suite, self._length, self._truncates = suite, length, truncates
         self._count = np.zeros(num_envs, np.int64)
