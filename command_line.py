@@ -34,7 +34,7 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
-    "algorithm.max_lag", "algorithm.stale", "actors", "inference",
+    "algorithm.max_lag", "algorithm.stale", "actors", "inference", "sweep",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers
@@ -58,13 +58,21 @@ POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
 )  # fmt: skip
-PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts")  # which are no groups
+PARTS = (
+    "actors",
+    "checkpoint",
+    "evaluation",
+    "learner",
+    "restarts",
+    "sweep",
+)  # which are no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
     "inference.device": ("auto", "cpu", "cuda"),
     "actors.outside": ("auto", "always", "never"),
     "restarts.then": ("stop", "continue"),
+    "sweep.on_error": ("continue", "stop"),
     "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
     "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
@@ -153,6 +161,8 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
         if not group.startswith("hydra/")
     }
     OmegaConf.update(cfg, "choices", choices, force_add=True)
+    if cfg.sweep.resume is not None and not is_job_of_sweep():
+        raise UsageError(f"sweep.resume={cfg.sweep.resume} goes on with a sweep: add -m")
     if cfg.resume is None:
         if cfg.mode == "evaluate":
             raise UsageError("mode=evaluate needs resume=<run directory>, whose agent is to play")

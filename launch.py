@@ -48,9 +48,11 @@ from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
 from impala.transport.restarts import Restarts
-from run_directory import claimed, link_latest, resume_command, shown
+from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
 from suites.score import Scoreboard
 from suites.suite import Suite
+from sweep import run_name
+from sweep_job import as_job
 
 log = logging.getLogger("launch")
 
@@ -61,6 +63,10 @@ Run = Callable[[], float | None]
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> float | None:
     """Returns the suite's headline score, for sweepers."""
+    return as_job(cfg, run_alone) if is_job_of_sweep() else run_alone(cfg)
+
+
+def run_alone(cfg: DictConfig) -> float | None:
     with command_line.refusing(HydraConfig.get().runtime.output_dir):
         cfg, run_dir = command_line.configured(cfg)
         build = build_training if cfg.mode == "train" else build_evaluation
@@ -228,7 +234,7 @@ def build_loggers(
 ) -> list[Logger]:
     run = RunInfo(
         run_dir=run_dir,
-        name=run_dir.name,
+        name=run_name(run_dir),
         title=f"{suite.name} / {cfg.algorithm.name}",
         config=cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
         total_frames=cfg.total_frames,
@@ -312,7 +318,7 @@ def check_slots(cfg: DictConfig, environments: int) -> None:
 def save_config(cfg: DictConfig, run_dir: Path) -> None:
     """What the run is, whatever it was started or resumed by: `config.yaml`, resolved."""
     saved = copy.deepcopy(cfg)
-    saved.mode, saved.resume = "train", None
+    saved.mode, saved.resume, saved.sweep.resume = "train", None, None
     temporary = run_dir / ".config.yaml"
     OmegaConf.save(saved, temporary, resolve=True)
     os.replace(temporary, run_dir / "config.yaml")
