@@ -111,8 +111,7 @@ def refusing(output_dir: str) -> Iterator[None]:
     except (ValueError, OSError, MemoryError, HydraException, OmegaConfBaseException) as error:
         log.debug("refused", exc_info=True)
         message = _explained(error)
-        if is_job_of_sweep():  # the jobs after this one still run
-            log.error("%s", message)
+        if is_job_of_sweep():  # which says so, and the jobs after this one still run
             raise UsageError(message) from error
         _remove_unused(Path(output_dir))
         print(f"launch.py: error: {message}", file=sys.stderr)
@@ -330,7 +329,7 @@ def _explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, InstantiationException) and error.__cause__:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    noise = "full_key:", "object_type=", "See https://hydra.cc"
+    noise = "full_key:", "object_type=", "reference_type=", "See https://hydra.cc"
     line = " ".join(line for line in lines if not line.startswith(noise))
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", line)
 
@@ -354,6 +353,8 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
         elif _is_group(key := override.key_or_group):
             options = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             value = override.value()
+            if override.is_sweep_override():
+                value = list(override.sweep_string_iterator())
             for choice in value if isinstance(value, list) else [value]:
                 if choice not in options and (choice is not None or key != "experiment"):
                     choice = _text(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -115,8 +116,11 @@ def _run(
         text = str(cause).strip().splitlines() or [""]
         kind = "" if isinstance(cause, UsageError) else f"{type(cause).__name__}: "
         failed = replace(state, state="failed", error=f"{kind}{text[0]}")
-        where = f"{shown(Path(HydraConfig.get().runtime.output_dir))}/{cfg.mode}.log"
-        log.error("job failed: %s; %s; its log is %s", state.name, failed.error, where)
+        job_dir = Path(HydraConfig.get().runtime.output_dir)
+        log.error(
+            "job %s (%s) failed: %s; its log is %s",
+            job_dir.name, state.name, failed.error, shown(job_dir / f"{cfg.mode}.log"),
+        )  # fmt: skip
         return None, failed, None
     except (SystemExit, KeyboardInterrupt) as error:
         code = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
@@ -164,6 +168,8 @@ def _process_of_its_own(sweep: Sweep, job: str) -> Iterator[None]:
     if os.getppid() == sweep.pid and socket.gethostname() == sweep.host:
         os.setpgid(0, 0)
         die_with_parent(sweep.pid)
+    method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)  # a launcher's own would reach children
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {n: signal.signal(n, lambda number, _: sys.exit(128 + number)) for n in numbers}
     output = sys.stdout
@@ -180,6 +186,7 @@ def _process_of_its_own(sweep: Sweep, job: str) -> Iterator[None]:
             handler.setStream(output)  # type: ignore[attr-defined]
         for number, handler in before.items():
             signal.signal(number, handler)
+        multiprocessing.set_start_method(method, force=True)
 
 
 class _Marked:

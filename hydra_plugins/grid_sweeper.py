@@ -20,6 +20,7 @@ import rich
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import configure_log
 from omegaconf import OmegaConf, open_dict
 
 from command_line import CHOICES, RunFailed, UsageError, configured
@@ -172,7 +173,8 @@ class GridSweeper(BasicSweeper):
             try:
                 self.launcher.launch(jobs, initial_job_idx=min(todo))
             except BrokenProcessPool as error:  # with it go all jobs that were running
-                log.error("a job's process was killed, and with it those beside it: %s", error)
+                reason = str(error).splitlines()[0]
+                log.error("a job's process was killed, and with it those beside it: %s", reason)
                 left = [n for n in todo if read_state(sweep.job_dir(n)) == before[n]]  # not begun
                 if len(left) == len(todo) or sweep.on_error == "stop":
                     raise RunFailed("the launcher's processes were killed") from error
@@ -182,6 +184,8 @@ class GridSweeper(BasicSweeper):
 
     def _report(self, sweep: Sweep) -> None:
         """The table; which jobs were not run; how to go on."""
+        assert self.config is not None
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)  # not a job's
         with changing(sweep.directory):
             write_summary(sweep)
         rich.print(table(sweep))
@@ -192,7 +196,8 @@ class GridSweeper(BasicSweeper):
         if not_run:
             log.info("not run: job%s %s", "s" * (len(not_run) > 1), ", ".join(not_run))
         if any(state.state != "finished" for state in states):
-            command = resume_command(sweep.directory, "-m", key="sweep.resume")
+            launcher = [o for o in self.config.hydra.overrides.hydra if "launcher" in o]
+            command = resume_command(sweep.directory, "-m", *launcher, key="sweep.resume")
             log.info("go on with: %s", command)
         log.info("summary: %s", shown(sweep.directory / "summary.csv"))
 
