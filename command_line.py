@@ -58,14 +58,7 @@ POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
 )  # fmt: skip
-PARTS = (
-    "actors",
-    "checkpoint",
-    "evaluation",
-    "learner",
-    "restarts",
-    "sweep",
-)  # which are no groups
+PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts", "sweep")  # no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
