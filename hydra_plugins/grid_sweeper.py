@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import psutil
 import rich
@@ -196,7 +197,8 @@ class GridSweeper(BasicSweeper):
         if not_run:
             log.info("not run: job%s %s", "s" * (len(not_run) > 1), ", ".join(not_run))
         if any(state.state != "finished" for state in states):
-            launcher = [o for o in self.config.hydra.overrides.hydra if "launcher" in o]
+            given = cast(list[str], OmegaConf.to_container(self.config.hydra.overrides.hydra))
+            launcher = [override for override in given if "launcher" in override]
             command = resume_command(sweep.directory, "-m", *launcher, key="sweep.resume")
             log.info("go on with: %s", command)
         log.info("summary: %s", shown(sweep.directory / "summary.csv"))
