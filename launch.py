@@ -80,7 +80,8 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite.check()
     device = pick_device(cfg.device)
     agent = build_agent(cfg, suite)
-    if cfg.choices.transport == "in_process" and cfg.actors.outside == "always":
+    in_process = cfg.choices.transport == "in_process"
+    if in_process and cfg.actors.outside == "always":
         raise UsageError("actors.outside=always makes processes: transport=in_process has none")
     mix, batching = build_mix(cfg, suite), build_batching(cfg)
     tasks = assign_tasks(
@@ -91,6 +92,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         cfg.min_environments,
         mix,
     )
+    outside = cfg.actors.outside
+    if outside == "auto" and suite.spec.outside and not in_process:
+        outside = "always"
     algorithm = cfg.algorithm
     check_slots(cfg, sum(map(len, tasks)))
     lock = claimed(run_dir) if cfg.resume is not None else None
@@ -106,10 +110,11 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         tasks=tasks,
         unroll_length=algorithm.unroll_length,
         life_loss_ends_episode=algorithm.life_loss_ends_episode,
-        outside=range(len(suite.tasks)) if cfg.actors.outside == "always" else (),
-        move_slow=cfg.actors.outside == "auto",
+        outside=range(len(suite.tasks)) if outside == "always" else (),
+        move_slow=outside == "auto",
         mix=mix,
         batching=batching,
+        log_dir=run_dir / "engine" if suite.spec.outside else None,
     )
     learner = Learner(
         agent,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from impala.agents.agent import Agent
-from impala.children import die_with_parent, signals_held
+from impala.children import die_with_parent, kill_all, signals_held
 from impala.inference import LocalInference
 from impala.trajectory import empty_step
 from suites.score import Scoreboard
@@ -84,11 +84,10 @@ class Evaluation:
                         connection.send(playing[connection])
                     yield task, result
         finally:
-            for connection, process in workers.items():
+            for connection in workers:
                 connection.close()
-                process.kill()
-            for process in workers.values():
-                process.join()
+            kill_all(workers.values())
+            self.suite.tidy()
 
     def _start_worker(self) -> tuple[Connection, BaseProcess]:
         context = multiprocessing.get_context("spawn")

@@ -133,6 +133,7 @@ class Experiment:
                 closing.callback(lambda file=file: file.finish(exit_code))
             closing.callback(lambda: self._close_summary(status))
             closing.callback(self._learner.close)
+            closing.callback(self._suite.tidy)
             closing.callback(self._transport.close)
             try:
                 self._measures.published(self._updates)

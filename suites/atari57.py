@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from suites.suite import Spec, Task, TaskVectorEnv, check_task, select_names
+from suites.suite import EngineMissing, Spec, Task, TaskVectorEnv, check_task, select_names
 
 RANDOM_COLUMNS = ("random_impala", "random_agent57_muzero", "random")
 FRAMES_PER_STEP = 4
@@ -127,7 +127,7 @@ class Atari57:
         try:
             from ale_py import roms
         except ImportError as error:
-            raise ValueError(
+            raise EngineMissing(
                 f"atari57 is played by ale-py, which cannot be imported ({error}): "
                 "pip install 'ale-py>=0.12'"
             ) from error
@@ -143,6 +143,9 @@ class Atari57:
                 f"{len(problems)} of {len(self.tasks)} ROMs cannot be used; reinstall ale-py, or "
                 "see to the directory that ALE_ROMS_DIR names:\n  " + "\n  ".join(problems)
             )
+
+    def tidy(self) -> None:
+        """Nothing is left behind."""
 
     def _provenance(self, random_column: str) -> dict[str, str]:
         matching = {

@@ -49,6 +49,9 @@ class Catch:
     def check(self) -> None:
         """Nothing can be missing: numpy is all that it takes."""
 
+    def tidy(self) -> None:
+        """Nothing is left behind."""
+
 
 class CatchVectorEnv(TaskVectorEnv):
     """N boards as arrays. Frames uint8 [N, 1, rows, columns]: 255 for ball and paddle, else 0.
