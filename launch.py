@@ -40,7 +40,10 @@ from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
-from impala.evaluator import Evaluation, evaluate
+from impala.evaluation.beside_training import BesideTraining
+from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluator import evaluate
+from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
 from impala.learner import Learner
@@ -121,6 +124,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
         learner=learner,
@@ -139,6 +143,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
+        evaluations=evaluations,
         about={"commit": commit(), "machine": machine()},
         resume=state,
     )
@@ -212,15 +217,58 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = Evaluation(
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
+
+    def run() -> float:
+        try:
+            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+        except BaseException:  # also by a signal
+            log.info("go on with: %s", again)
+            raise
+
+    return run
+
+
+def build_evaluations(
+    cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
+) -> BesideTraining | None:
+    if cfg.evaluation.every_frames is None:
+        return None
+    copied = copy.deepcopy(agent).cpu()
+    return BesideTraining(
+        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
+        every_frames=cfg.evaluation.every_frames,
+        run_dir=run_dir,
+        resume_frames=resume_frames,
+    )
+
+
+def evaluation_of(
+    cfg: DictConfig,
+    suite: Suite,
+    agent: Agent,
+    *,
+    seed: int,
+    num_workers: int | None = None,
+    niceness: int = 0,
+) -> Evaluation:
+    """num_workers: unless the configuration names a number; None: one for each core."""
+    if cfg.videos:
+        check_encoder()
+    return Evaluation(
         suite=suite,
         agent=agent,
         games=cfg.evaluation.games,
         greedy=cfg.evaluation.greedy,
-        seed=cfg.seed + state["frames"],
-        num_workers=cfg.evaluation.num_workers or available_cores(),
+        seed=seed,
+        num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
+        at_once=cfg.evaluation.at_once,
+        outside=cfg.actors.outside == "always",
+        timeout_s=cfg.evaluation.timeout_s,
+        videos=cfg.videos,
+        niceness=niceness,
     )
-    return lambda: evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
 
 
 def build_loggers(
