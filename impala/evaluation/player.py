@@ -170,8 +170,8 @@ class _Batch:
         for environment, action in zip(environments, actions, strict=True):
             environment.send(action[None])
         answers = [environment.recv() for environment in environments]
-        frames, rewards, terminated, truncated = (
-            np.concatenate([answer[part] for answer in answers]) for part in range(4)
+        frames, rewards, terminated, truncated = map(
+            np.concatenate, list(zip(*answers, strict=True))[:4]
         )
         ended = terminated | truncated
         none = torch.zeros(len(ended), dtype=torch.bool)

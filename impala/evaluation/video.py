@@ -60,6 +60,8 @@ class Video:
         self._stream.width, self._stream.height = width + width % 2, height + height % 2
         self._stream.pix_fmt = "yuv420p"
         self._stream.codec_context.thread_count = 1  # a worker has one core
+        self._canvas = np.zeros((self._stream.height, self._stream.width, 3), np.uint8)
+        self._text: tuple[str, str] | None = None  # that is drawn on it
         self._held: np.ndarray | None = picture  # the first, until its value is known
         return self
 
@@ -93,13 +95,22 @@ class Video:
             self._container.mux(packet)
 
     def _drawn(self, picture: np.ndarray, value: float) -> np.ndarray:
-        from PIL import Image, ImageDraw, ImageFont
-
-        image = Image.new("RGB", (self._stream.width, self._stream.height))
+        text = f"score {self._score:,g}", f"value {value:.2f}"
+        if text != self._text:
+            self._text = text
+            self._canvas[:CAPTION] = _caption(self._stream.width, (self._title, *text))
+        height, width = picture.shape[0] * self._scale, picture.shape[1] * self._scale
         large = picture.repeat(self._scale, axis=0).repeat(self._scale, axis=1)
-        image.paste(Image.fromarray(large), (0, CAPTION))
-        draw, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT)
-        draw.text((4, 2), self._title, "white", font)
-        draw.text((4, 20), f"score {self._score:,g}", "white", font)
-        draw.text((image.width // 2, 20), f"value {value:.2f}", "white", font)
-        return np.asarray(image)
+        self._canvas[CAPTION : CAPTION + height, :width] = large
+        return self._canvas
+
+
+def _caption(width: int, text: tuple[str, str, str]) -> np.ndarray:
+    """The first line, and below it the other two side by side: uint8 [CAPTION, width, 3]."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (width, CAPTION))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT)
+    for place, line in zip(((4, 2), (4, 20), (width // 2, 20)), text, strict=True):
+        draw.text(place, line, "white", font)
+    return np.asarray(image)
