@@ -33,8 +33,8 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "mode", "resume", "total_frames", "num_actors", "envs_per_actor", "min_environments",
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "videos", "learner", "restarts", "algorithm.optimizer.lr",
-    "algorithm.agent.entropy_cost", "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
-    "algorithm.max_lag", "algorithm.stale", "actors", "inference",
+    "algorithm.agent.entropy_cost", "algorithm.max_grad_norm", "algorithm.micro_batch",
+    "algorithm.passes", "algorithm.max_lag", "algorithm.stale", "actors", "inference",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers

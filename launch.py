@@ -264,7 +264,6 @@ def evaluation_of(
         seed=seed,
         num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
         at_once=cfg.evaluation.at_once,
-        outside=cfg.actors.outside == "always",
         timeout_s=cfg.evaluation.timeout_s,
         videos=cfg.videos,
         niceness=niceness,

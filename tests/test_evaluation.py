@@ -108,6 +108,19 @@ def test_a_game_that_has_ended_leaves_and_the_others_go_on():
         assert counts == [frame + 1 for frame in frames]
 
 
+def test_instructions_are_read_and_frames_are_those_that_were_played():
+    class Reader(WatchedAgent):
+        def act(self, step, state, noise):
+            words.append((step.instruction - step.frame[:, 0, 0, :1]).tolist())
+            return super().act(step, state, noise)
+
+    words = []
+    suite = CountingSuite(["three", "five"], instructions=True)
+    games = played(evaluation(suite, Reader(), games=2))
+    assert games == {0: [(6.0, 9)] * 2, 1: [(15.0, 17)] * 2}  # the last step plays one frame
+    assert words == [[[1, 2]] * 2] * 8
+
+
 def test_greedy_adds_no_noise():
     for greedy in (True, False):
         agent = WatchedAgent()
@@ -139,7 +152,7 @@ def test_the_seed_decides_and_no_actor_has_it():
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_used_environments_play_the_games_of_new_ones(outside):
-    suite = Atari57(tasks=["breakout"], sticky_actions=0.25, max_frames=400)
+    suite = Atari57(tasks=["video_pinball"], sticky_actions=0.25, max_frames=2000)
     agent = SeedAgent()
     given = evaluation(suite, agent, games=2, at_once=1, outside=outside)
     both = played(given)[0]
@@ -315,9 +328,9 @@ def test_one_that_fails_for_ever_is_an_error_with_its_own_traceback(monkeypatch,
     suite = CountingSuite(["three"], fault="unbuildable")
     given = evaluation(suite, CountingAgent())
     playing = Workers(given, given.chunks(), run_dir=tmp_path, frames=700)
-    with pytest.raises(EvaluationError, match=r"played three (.|\n)*cannot be built(.|\n)*1 proc"):
-        while True:
-            playing.receive(10.0)
+    expected = r"played three (.|\n)*cannot be built(.|\n)*1 processes before it"
+    with pytest.raises(EvaluationError, match=expected):
+        list(iter(lambda: playing.receive(10.0), None))
     playing.close()
     assert not workers_of(psutil.Process())
 

@@ -66,16 +66,16 @@ class Player:
             evaluation.agent,
             evaluation.suite.spec,
             environments,
-            [frame for frame, _ in starts],
+            starts,
             None if evaluation.greedy else [noise for _, noise in seeds],
         )
         with torch.inference_mode(), self._videos(chunk, starts) as videos:
             while len(games := batch.playing):
                 filmed = [row for row, game in enumerate(games) if game in videos]
                 values = batch.values(filmed)
-                actions, rewards, arrived = batch.step()
+                actions, rewards, frames, arrived = batch.step()
                 returns[games] += rewards
-                lengths[games] += evaluation.suite.spec.frames_per_step
+                lengths[games] += frames
                 for row, value in zip(filmed, values, strict=True):
                     videos[games[row]].add(
                         int(actions[row]), float(rewards[row]), arrived[row], value
@@ -128,6 +128,7 @@ class _Batch:
     The recurrent state is carried through a whole game, lost lives included.
 
     playing:     row i of everything is of game playing[i].
+    starts:      of the games.
     noise_seeds: None for greedy actions.
     """
 
@@ -136,19 +137,23 @@ class _Batch:
         agent: Agent,
         spec: Spec,
         environments: Sequence[TaskVectorEnv],
-        frames: Sequence[NDArray[np.uint8]],
+        starts: Sequence[Start],
         noise_seeds: Sequence[int] | None,
     ) -> None:
         size = len(environments)
         self.playing = np.arange(size)
         self._agent = agent.eval()
+        self._frames_per_step = spec.frames_per_step
         self._environments = environments
         self._generators = [torch.Generator().manual_seed(seed) for seed in noise_seeds or ()]
         self._noise = torch.zeros(size, spec.num_actions)
         self._state = agent.initial_state(size)
-        step = empty_step(spec.frame_shape, size)
+        frames, infos = zip(*starts, strict=True)
+        step = empty_step(spec.frame_shape, size, spec.instruction_length)
         self._step = step._replace(
-            frame=torch.from_numpy(np.concatenate(frames)), terminated=~step.terminated
+            frame=torch.from_numpy(np.concatenate(frames)),
+            terminated=~step.terminated,
+            instruction=_instructions(infos),
         )
 
     def values(self, rows: Sequence[int]) -> list[float]:
@@ -158,8 +163,10 @@ class _Batch:
         step, state = map_structure(lambda leaf: leaf[list(rows)], (self._step, self._state))
         return self._agent.value(step, state).tolist()
 
-    def step(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.uint8]]:
-        """The actions that the agent took, the rewards, and the frames that they led to."""
+    def step(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], list[int], NDArray[np.uint8]]:
+        """The agent's actions, their rewards, frames played, and observations they led to."""
         noise = self._noise[: len(self.playing)]
         if self._generators:
             for row, game in enumerate(self.playing.tolist()):
@@ -174,6 +181,8 @@ class _Batch:
             np.concatenate, list(zip(*answers, strict=True))[:4]
         )
         ended = terminated | truncated
+        infos = [answer[-1] for answer in answers]
+        played = [int(info.get("frames", [self._frames_per_step])[0]) for info in infos]
         none = torch.zeros(len(ended), dtype=torch.bool)
         self._step = self._step._replace(
             frame=torch.from_numpy(frames),
@@ -181,15 +190,22 @@ class _Batch:
             terminated=none,
             truncated=none,
             last_action=outputs.action,
+            instruction=_instructions(infos),
         )
         arrived = frames
         if ended.any():
             arrived = frames.copy()
             for row in np.flatnonzero(ended):
-                arrived[row] = answers[row][-1]["final_obs"][0]
+                arrived[row] = infos[row]["final_obs"][0]
             left = torch.from_numpy(~ended)
             self._step, self._state = map_structure(
                 lambda leaf: leaf[left], (self._step, self._state)
             )
             self.playing = self.playing[~ended]
-        return actions, rewards.astype(np.float64), arrived
+        return actions, rewards.astype(np.float64), played, arrived
+
+
+def _instructions(infos: Sequence[dict[str, Any]]) -> torch.Tensor | tuple[()]:
+    if "instruction" not in infos[0]:
+        return ()
+    return torch.from_numpy(np.concatenate([info["instruction"] for info in infos]))
