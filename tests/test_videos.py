@@ -1,6 +1,7 @@
 """Videos read back: every frame of the very game that was scored, at true speed."""
 
 import os
+from itertools import pairwise
 
 import av
 import numpy as np
@@ -107,10 +108,7 @@ def test_score_and_value_are_drawn_in(tmp_path):
     score, value = pictures[:, 20:CAPTION, :160], pictures[:, 20:CAPTION, 160:]
 
     def changes(parts):
-        return [
-            bool((abs(b.astype(int) - a) > 100).any())
-            for a, b in zip(parts, parts[1:], strict=False)
-        ]
+        return [bool((abs(b.astype(int) - a) > 100).any()) for a, b in pairwise(parts)]
 
     assert changes(score) == [False, False, True, False]
     assert changes(value) == [False, False, False, True]
@@ -124,8 +122,6 @@ def test_what_was_not_finished_leaves_nothing(tmp_path):
 
 
 def test_without_the_encoder_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "av" else object()
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "av" else object())
     with pytest.raises(ValueError, match=r"videos need av.*pip install 'impala\[videos\]'"):
         check_encoder()
