@@ -52,6 +52,7 @@ from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
 from impala.transport.restarts import Restarts
 from run_directory import claimed, link_latest, resume_command, shown
+from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
 
@@ -256,6 +257,7 @@ def evaluation_of(
     """num_workers: unless the configuration names a number; None: one for each core."""
     if cfg.videos:
         check_encoder()
+        check_filmable(suite)
     return Evaluation(
         suite=suite,
         agent=agent,

@@ -48,6 +48,16 @@ def camera(suite: Suite, task: Task, seed: int, frame: np.ndarray, info: dict[st
     return ObservationCamera(frame, ENGINE_FRAMES_PER_S / suite.spec.frames_per_step)
 
 
+def check_filmable(suite: Suite) -> None:
+    """Raises ValueError if there is no camera for it."""
+    if not isinstance(suite, Filmed) and len(suite.spec.frame_shape) != 3:
+        raise ValueError(
+            f"the suite {suite.name} cannot be filmed: its observations, of shape"
+            f" {suite.spec.frame_shape}, are no pictures, and it has no camera of its own. Leave"
+            " out videos="
+        )
+
+
 class ObservationCamera:
     """Observations [channels, height, width]: three channels are red, green and blue; of any other
     number the last is shown in grey.

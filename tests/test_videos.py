@@ -1,6 +1,7 @@
 """Videos read back: every frame of the very game that was scored, at true speed."""
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import av
@@ -11,7 +12,7 @@ from impala.evaluation.evaluation import Evaluation
 from impala.evaluation.player import Player
 from impala.evaluation.video import CAPTION, Video, check_encoder
 from suites.atari57 import Atari57
-from suites.camera import ObservationCamera
+from suites.camera import ObservationCamera, check_filmable
 from suites.catch import Catch
 from tests.counting import CountingAgent, CountingSuite
 from tests.test_evaluation import SeedAgent
@@ -96,6 +97,14 @@ def test_other_suites_show_their_observations(tmp_path):
     film(CountingSuite(), tmp_path, agent=CountingAgent())
     pictures, rate = read(next(tmp_path.rglob("*.mp4")))
     assert (rate, pictures.shape) == (15.0, (4, 320 + CAPTION, 320, 3))
+
+
+def test_a_suite_without_pictures_is_refused():
+    suite = CountingSuite()
+    check_filmable(suite)
+    suite.spec = replace(suite.spec, frame_shape=(4,))
+    with pytest.raises(ValueError, match=r"counting cannot be filmed.*\(4,\), are no pictures"):
+        check_filmable(suite)
 
 
 def test_score_and_value_are_drawn_in(tmp_path):

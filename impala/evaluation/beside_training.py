@@ -107,6 +107,8 @@ class BesideTraining:
 
     def close(self) -> None:
         """Gives up what is not finished; its finished games are kept."""
+        if self._waiting:
+            log.info("there will be no evaluation of %s frames", f"{self._waiting[0]:,}")
         if self._running is None:
             return
         log.info(
