@@ -234,12 +234,18 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
 def build_evaluations(
     cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
 ) -> BesideTraining | None:
-    if cfg.evaluation.every_frames is None:
+    every_frames = cfg.evaluation.every_frames
+    if every_frames is None:
         return None
+    if every_frames > cfg.total_frames:
+        raise UsageError(
+            f"evaluation.every_frames={every_frames} with total_frames={cfg.total_frames}: there"
+            " would be no evaluation, set it to as many frames at most"
+        )
     copied = copy.deepcopy(agent).cpu()
     return BesideTraining(
         evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
-        every_frames=cfg.evaluation.every_frames,
+        every_frames=every_frames,
         run_dir=run_dir,
         resume_frames=resume_frames,
     )

@@ -218,6 +218,13 @@ WHOLE = "expected a whole number, at least"
         ("network.torso.motion_gain=abc", ["motion_gain=abc: expected null or a number above 0"]),
         ("hydra.run.dir=/dev/null/x", ["Not a directory"]),
         ("inference=x", ["inference=x: there is no such choice, expected actor or server"]),
+        ("suite=catch videos=-1 evaluation.timeout_s=0 evaluation.at_once=0", [
+            f"videos=-1: {WHOLE} 0", f"evaluation.at_once=0: {WHOLE} 1",
+            "evaluation.timeout_s=0: expected a number above 0",
+        ]),
+        ("suite=catch total_frames=100 evaluation.every_frames=101 loggers=[]", [
+            "evaluation.every_frames=101 with total_frames=100: there would be no evaluation",
+        ]),
         ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
         ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
         ("resume=none", ["resume=none: expected the directory of a run, but it does not exist"]),

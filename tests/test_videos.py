@@ -38,7 +38,7 @@ def film(suite, run_dir, *, games=2, videos=1, agent=None):
 
 
 def test_an_atari_game_has_every_frame_of_the_emulator_in_colour(tmp_path):
-    suite = Atari57(tasks=["breakout"], sticky_actions=0.25, max_frames=240)
+    suite = Atari57(tasks=["breakout"], sticky_actions=0.25, max_frames=120)
     games = film(suite, tmp_path)
     (path,) = tmp_path.rglob("*.mp4")
     assert path == tmp_path / "evaluation/700.videos/breakout_0.mp4"

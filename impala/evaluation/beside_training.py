@@ -98,15 +98,11 @@ class BesideTraining:
             )  # fmt: skip
         while self._running and not given_up():
             self.poll(0.5)
-        while len(self._results) > 1:
-            frames = self._results.popleft()["evaluation/frames"]
-            log.info(
-                "the evaluation of %s frames is in its own file only: the last point has another",
-                f"{frames:,.0f}",
-            )
+        self._leave_unlogged(len(self._results) - 1)
 
     def close(self) -> None:
         """Gives up what is not finished; its finished games are kept."""
+        self._leave_unlogged(len(self._results))
         if self._waiting:
             log.info("there will be no evaluation of %s frames", f"{self._waiting[0]:,}")
         if self._running is None:
@@ -117,6 +113,12 @@ class BesideTraining:
         )  # fmt: skip
         self._running.close()
         self._running = None
+
+    def _leave_unlogged(self, count: int) -> None:
+        """The oldest results: a point has room for one, and there are no more points."""
+        for _ in range(count):
+            frames = self._results.popleft()["evaluation/frames"]
+            log.info("the evaluation of %s frames is in its own file only", f"{frames:,.0f}")
 
     def _begin(self) -> None:
         if self._running or not self._waiting:

@@ -31,7 +31,7 @@ class Player:
     and every game is the first after such a reset: so short games are not preferred.
 
     run_dir, frames: where videos go, and of which agent they are.
-    alive:           called after every step, with the number of games that made it.
+    alive:           called after every reset and step, with the number of games that made a step.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Player:
         seeds = [evaluation.seeds(chunk.task, number) for number in numbers]
         environments = self._environments_for(chunk.task, [seed for seed, _ in seeds])
         with ThreadPoolExecutor(len(seeds)) as threads:  # some take half a minute
-            starts = list(threads.map(_reset, environments, [seed for seed, _ in seeds]))
+            starts = []
+            for start in threads.map(_reset, environments, [seed for seed, _ in seeds]):
+                starts.append(start)
+                self._alive(0)
         returns, lengths = np.zeros(chunk.games), np.zeros(chunk.games, np.int64)
         batch = _Batch(
             evaluation.agent,
@@ -97,6 +100,7 @@ class Player:
                 self._environments.append(WorkerEnv(*arguments))
             else:
                 self._environments.append(suite.make(*arguments[1:]))
+            self._alive(0)
         return self._environments[: len(seeds)]
 
     @contextmanager

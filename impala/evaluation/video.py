@@ -51,6 +51,8 @@ class Video:
         self._scale = -(-LEAST_WIDTH // picture.shape[1])
         width, height = picture.shape[1] * self._scale, picture.shape[0] * self._scale + CAPTION
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        for left in self._path.parent.glob(f".{self._path.name}.*"):  # by one that was killed
+            left.unlink(missing_ok=True)
         self._container = av.open(str(self._temporary), "w", format="mp4")
         rate = Fraction(self._camera.pictures_per_s).limit_denominator(1000)
         self._stream = self._container.add_stream(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections import Counter
@@ -54,6 +55,7 @@ class Workers:
         self._arguments = run_dir, frames
         self._patience = Patience(evaluation.timeout_s)
         self._failures: Counter[Chunk] = Counter()
+        self._error: EvaluationError | None = None
         self._workers: list[_Worker] = []
         try:
             with signals_held(), on_any_core():
@@ -68,7 +70,8 @@ class Workers:
     def receive(self, timeout_s: float) -> list[tuple[Chunk, list[Game]]]:
         """What was finished since the last call; waits for news if there are none.
 
-        Raises EvaluationError, naming the task, if workers fail in the same games again and again.
+        Raises EvaluationError, naming the task, if workers fail in the same games again and again,
+        once all that was finished has been returned.
         """
         finished = []
         by_connection = {worker.connection: worker for worker in self._workers if worker.chunk}
@@ -77,7 +80,7 @@ class Workers:
             try:
                 message = worker.connection.recv()
             except (EOFError, OSError):
-                worker.process.join()
+                worker.process.join(5.0)
                 self._replace(worker, how_it_ended(worker.process.exitcode))
                 continue
             worker.heard_s = time.monotonic()
@@ -97,6 +100,8 @@ class Workers:
                     worker,
                     f"no sign of life for {self._evaluation.timeout_s:g} s (evaluation.timeout_s)",
                 )
+        if self._error and not finished:
+            raise self._error
         return finished
 
     def close(self) -> None:
@@ -140,7 +145,8 @@ class Workers:
         last = chunk.first + chunk.games - 1
         what = f"the process that played {name} (games {chunk.first} to {last}) failed: {cause}"
         if self._failures[chunk] > REPLACEMENTS:
-            raise EvaluationError(f"{what}\n(as did {REPLACEMENTS} processes before it)")
+            self._error = EvaluationError(f"{what}\n(as did {REPLACEMENTS} processes before it)")
+            return
         log.warning("%s\nanother one plays them again", what)
         self._waiting.insert(0, chunk)
         with signals_held(), on_any_core():
@@ -166,7 +172,10 @@ def _work(evaluation: Evaluation, run_dir: Path, frames: int, connection: Connec
         nonlocal steps, said_s
         steps += more
         if time.monotonic() - said_s > SIGN_OF_LIFE_S:
-            connection.send(steps)
+            try:
+                connection.send(steps)
+            except (BrokenPipeError, ConnectionResetError):  # not for an environment to report
+                sys.exit(0)
             steps, said_s = 0, time.monotonic()
 
     player = Player(evaluation, run_dir, frames, alive)
@@ -175,8 +184,6 @@ def _work(evaluation: Evaluation, run_dir: Path, frames: int, connection: Connec
             chunk = connection.recv()
             try:
                 result: list[Game] | str = player.play(chunk)
-            except (BrokenPipeError, ConnectionResetError):
-                raise
             except Exception:
                 result = traceback.format_exc()
             connection.send(result)

@@ -25,39 +25,36 @@ class TensorBoard:
                 " 'impala[tensorboard]', or choose other loggers"
             )
         self._run = run
-        self._opened: Any = None
-
-    @property
-    def _writer(self) -> Any:
-        """Opened at the first point: a run that is refused leaves no file."""
-        if self._opened is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            folder, resume_frames = self._run.run_dir / "tensorboard", self._run.resume_frames
-            is_new = not folder.exists()
-            self._opened = SummaryWriter(
-                str(folder), purge_step=None if resume_frames is None else resume_frames + 1
-            )
-            if is_new and resume_frames is not None:
-                for point in read_points(self._run.run_dir / "metrics.jsonl"):
-                    frames = int(point.pop("frames"))
-                    if frames <= resume_frames:
-                        self._add(frames, {k: v for k, v in point.items() if v is not None})
-        return self._opened
+        self._writer: Any = None  # until the first point: a run that is refused leaves no file
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        if self._writer:
-            self._add(frames, metrics)
+        if self._writer is None:
+            self._open()
+        self._add(frames, metrics)
 
     def commit(self, frames: int) -> None:
         """Writes out what was held back, so that no resume finds a gap before the checkpoint."""
-        if self._opened:
-            self._opened.flush()
+        if self._writer:
+            self._writer.flush()
 
     def finish(self, exit_code: int) -> None:
-        if self._opened:
-            self._opened.close()
+        if self._writer:
+            self._writer.close()
+
+    def _open(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder, resume_frames = self._run.run_dir / "tensorboard", self._run.resume_frames
+        is_new = not folder.exists()
+        self._writer = SummaryWriter(
+            str(folder), purge_step=None if resume_frames is None else resume_frames + 1
+        )
+        if is_new and resume_frames is not None:
+            for point in read_points(self._run.run_dir / "metrics.jsonl"):
+                frames = int(point.pop("frames"))
+                if frames <= resume_frames:
+                    self._add(frames, {k: v for k, v in point.items() if v is not None})
 
     def _add(self, frames: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._opened.add_scalar(name, value, frames)
+            self._writer.add_scalar(name, value, frames)
