@@ -72,6 +72,32 @@ class WatchedAgent(CountingAgent):
         return outputs, state
 
 
+class NamedEnv(CountingEnv):
+    """Its frames count from ten times its own number on."""
+
+    def __init__(self, number, *arguments):
+        super().__init__(*arguments)
+        self._number = number
+
+    def _frames(self, count):
+        return super()._frames(count + 10 * self._number)
+
+
+class RememberingAgent(CountingAgent):
+    """Its state is the number of the environment that it began with. Keeps what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def act(self, step, state, noise):
+        outputs, _ = super().act(step, state, noise)
+        number = step.frame[:, 0, 0, :1].float() // 10
+        number = torch.where(step.first[:, None], number, state[0])
+        self.seen.append((step.frame[:, 0, 0, 0].tolist(), number[:, 0].int().tolist()))
+        return outputs, (number,)
+
+
 class UnevenSuite(CountingSuite):
     """The games of its environments last 3, 4, 5 .. steps. Keeps the seeds that they get."""
 
@@ -81,7 +107,8 @@ class UnevenSuite(CountingSuite):
 
     def make(self, task, num_envs, seeds, split="train"):
         assert (split, num_envs) == ("test", 1)
-        environment = CountingEnv(self, 3 + len(self.seeds), False, num_envs, seeds)
+        number = len(self.seeds)
+        environment = NamedEnv(number, self, 3 + number, False, num_envs, seeds)
         self.seeds += seeds
         return environment
 
@@ -100,12 +127,13 @@ def test_the_state_is_carried_through_whole_games(lives):
 
 
 def test_a_game_that_has_ended_leaves_and_the_others_go_on():
-    agent = WatchedAgent()
+    agent = RememberingAgent()
     games = played(evaluation(UnevenSuite(), agent))[0]
     assert games == [(6.0, 12), (10.0, 16), (15.0, 20), (21.0, 24)]
-    assert [len(frames) for frames, _ in agent.seen] == [4, 4, 4, 3, 2, 1]
-    for frames, counts in agent.seen:
-        assert counts == [frame + 1 for frame in frames]
+    for step, (frames, numbers) in enumerate(agent.seen):
+        left = list(range(max(step - 2, 0), 4))
+        assert frames == [10 * number + step for number in left] and numbers == left
+    assert len(agent.seen) == 6
 
 
 def test_instructions_are_read_and_frames_are_those_that_were_played():
