@@ -1,6 +1,10 @@
 """The W&B workspace as it would be sent, without a network."""
 
+import pytest
+
 from impala.report.workspace import SECTIONS, workspace
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb-workspaces' own
 
 
 def test_sections_are_in_order_and_every_panel_is_over_frames():
