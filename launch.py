@@ -40,7 +40,10 @@ from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
-from impala.evaluator import Evaluation, evaluate
+from impala.evaluation.beside_training import BesideTraining
+from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluator import evaluate
+from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
 from impala.learner import Learner
@@ -49,6 +52,7 @@ from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
 from impala.transport.restarts import Restarts
 from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
+from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
 from sweep import run_name
@@ -132,6 +136,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
         learner=learner,
@@ -150,6 +155,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
+        evaluations=evaluations,
         about={"commit": commit(), "machine": machine()},
         resume=state,
     )
@@ -223,15 +229,65 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = Evaluation(
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
+
+    def run() -> float:
+        try:
+            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+        except BaseException:  # also by a signal
+            log.info("go on with: %s", again)
+            raise
+
+    return run
+
+
+def build_evaluations(
+    cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
+) -> BesideTraining | None:
+    every_frames = cfg.evaluation.every_frames
+    if every_frames is None:
+        return None
+    if every_frames > cfg.total_frames:
+        raise UsageError(
+            f"evaluation.every_frames={every_frames} with total_frames={cfg.total_frames}: there"
+            " would be no evaluation, set it to as many frames at most"
+        )
+    copied = copy.deepcopy(agent).cpu()
+    return BesideTraining(
+        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
+        every_frames=every_frames,
+        run_dir=run_dir,
+        resume_frames=resume_frames,
+    )
+
+
+def evaluation_of(
+    cfg: DictConfig,
+    suite: Suite,
+    agent: Agent,
+    *,
+    seed: int,
+    num_workers: int | None = None,
+    niceness: int = 0,
+) -> Evaluation:
+    """num_workers: unless the configuration names a number; None: one for each core."""
+    if cfg.videos:
+        check_encoder()
+        check_filmable(suite)
+    return Evaluation(
         suite=suite,
         agent=agent,
         games=cfg.evaluation.games,
         greedy=cfg.evaluation.greedy,
-        seed=cfg.seed + state["frames"],
-        num_workers=cfg.evaluation.num_workers or available_cores(),
+        seed=seed,
+        num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
+        at_once=cfg.evaluation.at_once,
+        outside=suite.spec.outside,
+        timeout_s=cfg.evaluation.timeout_s,
+        videos=cfg.videos,
+        niceness=niceness,
     )
-    return lambda: evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
 
 
 def build_loggers(
