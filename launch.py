@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -46,6 +48,7 @@ from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
+from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
 from run_directory import claimed, link_latest, resume_command, shown
 from suites.score import Scoreboard
@@ -90,7 +93,14 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
     state = checkpoints.load() if cfg.resume is not None else None
     scoreboard = Scoreboard(suite.tasks)
-    if lock and state and state["frames"] >= cfg.total_frames:
+    schedule = Schedule(
+        cfg.total_frames,
+        cfg.log_every_s,
+        cfg.log_every_frames,
+        cfg.checkpoint.every_s,
+        cfg.stop_frames,
+    )
+    if lock and state and state["frames"] >= schedule.end_frames:
         lock.close()
         return lambda: already_finished(cfg, suite, scoreboard, state)
     pool = ActorPool(
@@ -132,14 +142,13 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         ),
         loggers=build_loggers(cfg, suite, run_dir, frames),
         scoreboard=scoreboard,
-        schedule=Schedule(
-            cfg.total_frames, cfg.log_every_s, cfg.log_every_frames, cfg.checkpoint.every_s
-        ),
+        schedule=schedule,
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
         about={"commit": commit(), "machine": machine()},
         resume=state,
+        population=build_population(cfg, learner),
     )
     lock = lock or claimed(run_dir)  # a new run's directory is nobody else's until now
     save_config(cfg, run_dir)
@@ -163,10 +172,10 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str]) -> float | None:
 def already_finished(
     cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any]
 ) -> float | None:
+    end = "stop_frames" if (cfg.stop_frames or math.inf) < cfg.total_frames else "total_frames"
     log.info(
-        "nothing to do: the run has %s frames already and total_frames=%s. Give a greater"
-        " total_frames to go on",
-        f"{state['frames']:,}", f"{cfg.total_frames:,}",
+        "nothing to do: the run has %s frames already and %s=%s. Give a greater %s to go on",
+        f"{state['frames']:,}", end, f"{cfg[end]:,}", end,
     )  # fmt: skip
     scoreboard.load_state_dict(state["scoreboard"])
     return scoreboard.metrics().get(f"score/{suite.headline}")
@@ -219,6 +228,22 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
         num_workers=cfg.evaluation.num_workers or available_cores(),
     )
     return lambda: evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+
+
+def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | None:
+    """The run's place in a population, if hydra/sweeper=population has started it."""
+    if cfg.population is None:
+        return None
+    return PopulationMember(
+        directory=Path(cfg.population.directory),
+        member=cfg.population.member,
+        setters={  # of command_line.IN_PLACE
+            "algorithm.optimizer.lr": partial(learner.set_option, "lr"),
+            "algorithm.optimizer.eps": partial(learner.set_option, "eps"),
+            "algorithm.agent.entropy_cost": partial(setattr, learner.agent, "entropy_cost"),
+            "algorithm.max_grad_norm": partial(setattr, learner, "max_grad_norm"),
+        },
+    )
 
 
 def build_loggers(

@@ -32,6 +32,16 @@ def fitting() -> Iterator[None]:
         ) from error
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The state in a file. Raises whatever a missing, torn or foreign file makes PyTorch raise."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"it has no format {FORMAT} checkpoint in it")
+    if type(state.get("frames")) is not int or "learner" not in state:
+        raise ValueError("it has no frames, or nothing that was learned, in it")
+    return state
+
+
 class Checkpoints:
     """A run's folder `checkpoints/`: `ckpt_<frames>.pt`, the last `keep` of them, and `last.pt`.
 
@@ -80,6 +90,11 @@ class Checkpoints:
         ]
         return [path for _, path in sorted(found)]
 
+    def newest_frames(self) -> int | None:
+        """Of the newest numbered file; None if there is none. Nothing is read."""
+        numbered = self.numbered()
+        return int(numbered[-1].stem.removeprefix("ckpt_")) if numbered else None
+
     def load(self) -> dict[str, Any]:
         """The newest state that can be read.
 
@@ -95,11 +110,7 @@ class Checkpoints:
             )
         for path in candidates:
             try:
-                state = torch.load(path, map_location="cpu", weights_only=True)
-                if not isinstance(state, dict) or state.get("format") != FORMAT:
-                    raise ValueError(f"it has no format {FORMAT} checkpoint in it")
-                if type(state.get("frames")) is not int or "learner" not in state:
-                    raise ValueError("it has no frames, or nothing that was learned, in it")
+                state = read(path)
             except Exception as error:
                 log.warning(
                     "the checkpoint %s is damaged (%s: %s): trying the one before it",
