@@ -165,9 +165,14 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     else:
         run_dir = existing_run_dir(cfg.resume)
         cfg = _resumed(cfg, run_dir, overrides)
+    check_values(cfg, wrong)
+    return cfg, run_dir
+
+
+def check_values(cfg: DictConfig, wrong: Collection[str] = ()) -> None:
+    """UsageError if a key has a value that it cannot have, or if something is `wrong` already."""
     if wrong := [*wrong, *_wrong_choices(cfg), *_wrong_sizes(cfg)]:
         raise UsageError("; ".join(dict.fromkeys(wrong)))
-    return cfg, run_dir
 
 
 def _check_parts(overrides: Sequence[Override]) -> None:

@@ -122,10 +122,12 @@ class PopulationSweeper(Sweeper):
         own = [o for o in self._fixed if o.lstrip("+~").partition("=")[0] in OWN_KEYS]
         if own:
             raise UsageError(f"{', '.join(own)}: that is up to the population")
-        values = starting_values(self._space, 0, 0)
-        cfg = self._context.config_loader.load_sweep_config(
-            self._config, [*self._fixed, *_as_overrides(values)]
-        )  # a misspelt key is found here
+        least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))
+        for values in (least, most):  # a misspelt key is found here, and a value that cannot be
+            cfg = self._context.config_loader.load_sweep_config(
+                self._config, [*self._fixed, *_as_overrides(values)]
+            )
+            command_line.check_values(cfg)
         if cfg.mode != "train":
             raise UsageError(f"mode={cfg.mode}: a population trains. Evaluate its best member")
         changeable = [key for key in command_line.CHANGEABLE if key.startswith("algorithm.")]

@@ -48,6 +48,10 @@ class Interval:
                 " expected both ends above 0"
             )
 
+    @property
+    def ends(self) -> tuple[Value, Value]:
+        return self._fitted(self.low), self._fitted(self.high)
+
     def start(self, rng: np.random.Generator) -> Value:
         if self.starts:
             return self._fitted(float(rng.choice(self.starts)))
@@ -77,6 +81,10 @@ class Choice:
     def __post_init__(self) -> None:
         if len(set(self.values)) < 2:
             raise ValueError(f"{self.key}: expected two different values at least to choose from")
+
+    @property
+    def ends(self) -> tuple[Value, Value]:
+        return self.values[0], self.values[-1]
 
     def start(self, rng: np.random.Generator) -> Value:
         return self.values[int(rng.integers(len(self.values)))]
