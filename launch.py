@@ -75,6 +75,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite: Suite = instantiate(cfg.suite)
     suite.check()
     device = pick_device(cfg.device)
+    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     agent = build_agent(cfg, suite)
     if cfg.choices.transport == "in_process" and cfg.actors.outside == "always":
         raise UsageError("actors.outside=always makes processes: transport=in_process has none")
@@ -125,7 +126,6 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         compile_loss=cfg.learner.compile,
         max_skipped=cfg.learner.max_skipped,
     )
-    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None

@@ -229,9 +229,7 @@ class PopulationSweeper(Sweeper):
     def _trained(self, end: int) -> set[int]:
         """Trains everyone who is not there yet; returns those who have failed."""
         failed: set[int] = set()
-        while pending := [
-            i for i in range(self._size) if i not in failed and self._before(i, end)
-        ]:
+        while pending := [i for i in self._before(end) if i not in failed]:
             failed |= self._launched(pending, end)
         return failed
 
@@ -273,9 +271,7 @@ class PopulationSweeper(Sweeper):
 
     def _run_asynchronously(self) -> None:
         """Members compare themselves while they run. Here those are started again that failed."""
-        while pending := [
-            i for i in range(self._size) if self._before(i, self._total_frames)
-        ]:
+        while pending := self._before(self._total_frames):
             for member in sorted(self._launched(pending, None)):
                 latest = self._directory.latest()
                 try:
@@ -286,8 +282,11 @@ class PopulationSweeper(Sweeper):
                 self._directory.write_lineage([*own, record], member)
                 log.info("%s", told(record))
 
-    def _before(self, member: int, frames: int) -> bool:
-        return (self._runs.frames(member) or 0) < frames
+    def _before(self, frames: int) -> list[int]:
+        """Members that are not there yet, once nobody trains any of them."""
+        for member in range(self._size):
+            _wait_until_free(self._directory.member(member))
+        return [i for i in range(self._size) if (self._runs.frames(i) or 0) < frames]
 
     # Jobs
 
@@ -309,7 +308,7 @@ class PopulationSweeper(Sweeper):
             for member, result in zip(members, returns, strict=True):
                 if result.status == JobStatus.FAILED:
                     failed[member] = result._return_value  # its property prints, too
-                elif self._before(member, stop_frames or self._total_frames):
+                elif member in self._before(stop_frames or self._total_frames):
                     failed[member] = RuntimeError("its job ended before its time")
         for member, error in failed.items():
             if isinstance(error, UsageError):
@@ -338,7 +337,6 @@ class PopulationSweeper(Sweeper):
         if stop_frames is not None:
             overrides.append(f"stop_frames={stop_frames}")
         if path.exists():
-            _wait_until_free(path)
             if self._runs.frames(record.member) is None:
                 self._runs.remove_unstarted(record.member)
             else:
@@ -352,7 +350,11 @@ class PopulationSweeper(Sweeper):
         latest = self._directory.latest()
         if self._asynchronous:
             self._directory.write_lineage(self._directory.lineage())
-        members = [Member(i, self._runs.fitness(i), latest[i].new) for i in range(self._size)]
+        late = self._before(self._total_frames)  # those whose last job has failed
+        members = [
+            Member(i, FAILED if i in late else self._runs.fitness(i), latest[i].new)
+            for i in range(self._size)
+        ]
         self._write_summary(members, latest)
         fittest = best(members)
         if fittest is None:
@@ -375,7 +377,8 @@ class PopulationSweeper(Sweeper):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])
             for member in sorted(members, key=lambda m: -(FAILED if m.fitness is None else m.fitness)):
-                row = [member.index, member.fitness, latest[member.index].generation]
+                fitness = "failed" if member.fitness == FAILED else member.fitness
+                row = [member.index, fitness, latest[member.index].generation]
                 row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]
                 writer.writerow([*row, self._directory.member(member.index)])
         temporary.replace(path)
@@ -396,7 +399,7 @@ class PopulationSweeper(Sweeper):
 def _wait_until_free(run_dir: Path) -> None:
     """Until nobody trains it: jobs that were started elsewhere outlive a sweeper that is killed."""
     said = False
-    while True:
+    while run_dir.exists():
         try:
             claimed(run_dir).close()
             return
