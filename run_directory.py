@@ -110,8 +110,15 @@ def _new_directory(parent: Path, suffix: str) -> str:
         return str(path)
 
 
-for _resolver in (new_run_dir, new_sweep_dir, sweep_name, job_type):  # that conf/ calls by these names
+for _resolver in (
+    new_run_dir,
+    new_sweep_dir,
+    sweep_name,
+    job_type,
+):  # that conf/ calls by these names
     OmegaConf.register_new_resolver(
-        _resolver.__name__, _resolver, use_cache=_resolver in (new_run_dir, new_sweep_dir),
+        _resolver.__name__,
+        _resolver,
+        use_cache=_resolver in (new_run_dir, new_sweep_dir),
         replace=True,
     )

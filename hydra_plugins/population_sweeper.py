@@ -6,10 +6,11 @@ Hydra accepts sweepers only whose module's name begins with `hydra_plugins.`.
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,7 @@ from impala.population import (
     Rule,
     Value,
     best,
+    best_first,
     evolved,
     member_seed,
     starting_values,
@@ -185,8 +187,7 @@ class PopulationSweeper(Sweeper):
             "rule": asdict(self._rule),
             "total_frames": self._total_frames,
         }
-        settings = OmegaConf.to_container(OmegaConf.create(settings))
-        assert isinstance(settings, dict)
+        settings = json.loads(json.dumps(settings))  # as it is read again
         if self._directory.exists():
             saved = self._directory.settings()
             if other := [key for key, value in settings.items() if saved.get(key) != value]:
@@ -246,9 +247,7 @@ class PopulationSweeper(Sweeper):
             last = latest[member.index]
             generation = last.generation + 1
             try:
-                change = evolved(
-                    member.index, members, self._rule, self._space, generation, frames
-                )
+                change = evolved(member.index, members, self._rule, self._space, generation, frames)
             except ValueError as error:
                 raise RunFailed(str(error)) from error
             is_failed = member.fitness == FAILED
@@ -370,13 +369,13 @@ class PopulationSweeper(Sweeper):
         log.info("evaluate it with: %s", resume_command(folder, "mode=evaluate"))
         self._draw()
 
-    def _write_summary(self, members: Iterable[Member], latest: dict[int, Record]) -> None:
+    def _write_summary(self, members: Sequence[Member], latest: dict[int, Record]) -> None:
         keys = [hyperparameter.key for hyperparameter in self._space]
         path = self._directory.path / "summary.csv"
         with (temporary := path.with_suffix(".csv.tmp")).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])
-            for member in sorted(members, key=lambda m: -(FAILED if m.fitness is None else m.fitness)):
+            for member in best_first(members):
                 fitness = "failed" if member.fitness == FAILED else member.fitness
                 row = [member.index, fitness, latest[member.index].generation]
                 row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]

@@ -308,7 +308,10 @@ class Experiment:
             self._frames, games, self._scoreboard.metrics(), newest
         )  # fmt: skip
         if donor is not None:  # the next update publishes the weights
-            own = {"learner": self._learner.state_dict(), "scoreboard": self._scoreboard.state_dict()}
+            own = {
+                "learner": self._learner.state_dict(),
+                "scoreboard": self._scoreboard.state_dict(),
+            }
             state = inherited(own, donor, self._frames)
             with fitting():
                 self._learner.load_state_dict(state["learner"])

@@ -139,7 +139,7 @@ class Learner:
         return result
 
     def set_option(self, name: str, value: float) -> None:
-        """Of the optimizer, from the next update on. The schedule multiplies the "lr" given here."""
+        """Of the optimizer, from the next update on; "lr" is what the schedule multiplies."""
         for group in self.optimizer.param_groups:
             if name not in group:
                 raise ValueError(f"{type(self.optimizer).__name__} has no option {name!r}")

@@ -1,4 +1,4 @@
-"""Population-based training (Jaderberg et al. 2017) by the rule of Espeholt et al. 2018, appendix F.
+"""Population-based training by the rule of Espeholt et al. 2018, appendix F.
 
 Pure functions on a list of members: who copies whom, and what becomes of the hyperparameters.
 Chance is a function of the seed, the generation and the member, so that a population that is
@@ -62,7 +62,7 @@ class Interval:
     def perturbed(self, value: Value, up: bool, factor: float) -> Value:
         moved = float(value) * (factor if up else 1.0 / factor)
         if self.integer and round(moved) == value:
-            moved = value + (1 if up else -1)
+            moved = float(value) + (1 if up else -1)
         return self._fitted(moved)
 
     def _fitted(self, number: float) -> Value:
@@ -194,9 +194,7 @@ def evolved(
     return Change(parent.index, values)
 
 
-def tournament(
-    member: Member, others: Sequence[Member], rule: Rule, drawn: float
-) -> Member | None:
+def tournament(member: Member, others: Sequence[Member], rule: Rule, drawn: float) -> Member | None:
     """One other, drawn evenly, if it is better by more than the threshold; the paper's."""
     if not others:
         return None
@@ -204,9 +202,7 @@ def tournament(
     return other if _fitness(other) > _fitness(member) + rule.threshold else None
 
 
-def truncation(
-    member: Member, others: Sequence[Member], rule: Rule, drawn: float
-) -> Member | None:
+def truncation(member: Member, others: Sequence[Member], rule: Rule, drawn: float) -> Member | None:
     """One of the best, drawn evenly, if the member is among the worst (Jaderberg et al. 2017).
 
     Worst and best are the quantile of the members that are ranked, one at least. Of equal members
@@ -230,8 +226,9 @@ SELECTIONS: Mapping[
 def fitness(metrics: Mapping[str, Any], key: str) -> float | None:
     """The metric `key` of a point, or None where not all tasks have a finished game yet."""
     value = metrics.get(key)
-    known = metrics.get("score/coverage") == 1.0 and value is not None and math.isfinite(value)
-    return float(value) if known else None
+    if metrics.get("score/coverage") != 1.0 or value is None or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def rank(fitness: float | None, others: Sequence[float | None]) -> int | None:
@@ -241,10 +238,15 @@ def rank(fitness: float | None, others: Sequence[float | None]) -> int | None:
     return 1 + sum(other is not None and other > fitness for other in others)
 
 
+def best_first(members: Sequence[Member]) -> list[Member]:
+    """Then those that have failed, then those whose fitness is not known."""
+    return sorted(members, key=lambda member: (member.fitness is None, -(member.fitness or 0.0)))
+
+
 def best(members: Sequence[Member]) -> Member | None:
-    """The first of the fittest; None if no fitness is known."""
+    """None if no fitness is known."""
     ranked = [member for member in members if member.fitness not in (None, FAILED)]
-    return max(ranked, key=_fitness, default=None)
+    return next(iter(best_first(ranked)), None)
 
 
 def _fitness(member: Member) -> float:

@@ -155,7 +155,9 @@ class PopulationMember:
         return [record.scored for record in latest if record.member != self._index]
 
 
-def inherited(own: Mapping[str, Any] | None, donor: Mapping[str, Any], frames: int) -> dict[str, Any]:
+def inherited(
+    own: Mapping[str, Any] | None, donor: Mapping[str, Any], frames: int
+) -> dict[str, Any]:
     """The checkpoint of a member that copies another.
 
     Weights, optimizer and the last games of each task, which these weights have played, are the

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from impala.loggers.json_lines import read_points
-from impala.population import Member, Value, best, fitness
+from impala.population import Member, Value, best, best_first, fitness
 from impala.population_directory import PopulationDirectory, Record
 
 BEST, OTHER, COPY = "#b8483f", "#8fb0d3", "#d9822b"
@@ -187,7 +187,7 @@ def _page(
             str(latest[member.index].generation),
             *(_shown(member.values[key]) for key in keys),
         ]
-        for member in sorted(members, key=lambda m: math.inf if m.fitness is None else -m.fitness)
+        for member in best_first(members)
     ]
     body = "".join([
         f"<p>{html.escape(' '.join(settings['overrides']))}</p>",

@@ -46,9 +46,7 @@ class PopulationRuns:
         state = read(self._directory.path / str(donor.checkpoint))
         self._checkpoints(record.member).save(inherited(own, state, record.frames))
 
-    def seed_again(
-        self, index: int, rule: Rule, space: Space, latest: dict[int, Record]
-    ) -> Record:
+    def seed_again(self, index: int, rule: Rule, space: Space, latest: dict[int, Record]) -> Record:
         """Has a member whose run has failed go on from another; for schedule=asynchronous.
 
         latest: newest record of each member. ValueError if all others have failed, too.

@@ -64,7 +64,9 @@ def test_an_interval_is_multiplied_and_keeps_its_ends():
 
 def test_a_whole_number_stays_one_and_moves():
     number = Interval("passes", 1, 10, integer=True)
-    moves = {v: (number.perturbed(v, False, 1.2), number.perturbed(v, True, 1.2)) for v in (1, 2, 6)}
+    moves = {
+        v: (number.perturbed(v, False, 1.2), number.perturbed(v, True, 1.2)) for v in (1, 2, 6)
+    }
     assert moves == {1: (1, 2), 2: (1, 3), 6: (5, 7)}
     assert number.perturbed(10, True, 1.2) == 10
     starts = {starting_values([number], 1, member)["passes"] for member in range(200)}
@@ -89,7 +91,7 @@ def test_starting_values_follow_the_prior():
 
 def test_seeds_of_members_are_far_apart():
     seeds = sorted(member_seed(1, member) for member in range(24))
-    assert 0 <= seeds[0] and seeds[-1] < 2**63 and np.diff(seeds).min() > 1e12
+    assert seeds[0] >= 0 and seeds[-1] < 2**63 and np.diff(seeds).min() > 1e12
 
 
 # The paper's rule
@@ -297,12 +299,9 @@ def test_what_a_member_inherits_and_what_stays_its_own():
 
 
 def record(member, generation, **fields):
-    defaults = dict(
-        frames=10 * generation, parent=member if generation else None,
-        parent_generation=generation - 1 if generation else None, fitness=None, failed=False,
-        old={}, new={"lr": 0.1}, checkpoint=None,
-    )  # fmt: skip
-    return Record(member=member, generation=generation, **{**defaults, **fields})
+    parent = (member, generation - 1) if generation else (None, None)
+    values = (10 * generation, *parent, None, False, {}, {"lr": 0.1}, None)
+    return Record(member, generation, *values)._replace(**fields)
 
 
 def test_a_pinned_checkpoint_outlives_what_its_run_keeps(tmp_path):
@@ -341,4 +340,11 @@ def test_curves_follow_the_ancestry_of_copies():
     line = ancestry(nodes, nodes[0, 2])
     assert [(r.member, r.generation) for r in line] == [(1, 0), (0, 1), (0, 2)]
     curves = {m: [(frames, float(m)) for frames in range(0, 31, 5)] for m in (0, 1)}
-    assert followed(line, curves) == [(5, 1.0), (10, 1.0), (15, 0.0), (20, 0.0), (25, 0.0), (30, 0.0)]
+    assert followed(line, curves) == [
+        (5, 1.0),
+        (10, 1.0),
+        (15, 0.0),
+        (20, 0.0),
+        (25, 0.0),
+        (30, 0.0),
+    ]
