@@ -354,7 +354,7 @@ class PopulationSweeper(Sweeper):
             Member(i, FAILED if i in late else self._runs.fitness(i), latest[i].new)
             for i in range(self._size)
         ]
-        self._write_summary(members, latest)
+        self._write_members(members, latest)
         fittest = best(members)
         if fittest is None:
             log.warning("no member has played a whole game of every task: there is no best")
@@ -369,9 +369,9 @@ class PopulationSweeper(Sweeper):
         log.info("evaluate it with: %s", resume_command(folder, "mode=evaluate"))
         self._draw()
 
-    def _write_summary(self, members: Sequence[Member], latest: dict[int, Record]) -> None:
+    def _write_members(self, members: Sequence[Member], latest: dict[int, Record]) -> None:
         keys = [hyperparameter.key for hyperparameter in self._space]
-        path = self._directory.path / "summary.csv"
+        path = self._directory.path / "members.csv"
         with (temporary := path.with_suffix(".csv.tmp")).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])

@@ -113,7 +113,7 @@ def test_who_copies_begins_with_the_donors_weights_and_games(sweep):
 
 def test_the_best_is_a_run_that_can_be_evaluated(sweep, folder):
     directory, _ = sweep
-    rows = (directory / "summary.csv").read_text().splitlines()
+    rows = (directory / "members.csv").read_text().splitlines()
     assert rows[0] == f"member,fitness,generation,frames,{LR},{ENTROPY},directory"
     fitness = [float(row.split(",")[1]) for row in rows[1:]]
     assert fitness == sorted(fitness, reverse=True)
@@ -327,7 +327,7 @@ def test_a_killed_sweep_goes_on_with_the_same_numbers(sweep, folder):
         start(*ROUNDS, f"hydra.sweep.dir={path}"),
         lambda: (path / "1" / "checkpoints" / "ckpt_300.pt").exists(),
     )
-    assert not (path / "summary.csv").exists()
+    assert not (path / "members.csv").exists()
     ran = run(*ROUNDS, f"hydra.sweep.dir={path}")
     assert ran.code == 0, ran.err
     assert "going on with the population" in ran.out
@@ -347,8 +347,8 @@ def test_a_sweep_may_be_killed_whenever(file, seconds, sweep, folder):
         def ready(started=started):
             return (path / file).exists() and time.monotonic() > started + 4 + seconds
 
-        if process.poll() is None and not (path / "summary.csv").exists():
-            killed_when(process, lambda r=ready, p=process: r() or (path / "summary.csv").exists())
+        if process.poll() is None and not (path / "members.csv").exists():
+            killed_when(process, lambda r=ready, p=process: r() or (path / "members.csv").exists())
         else:
             process.wait()
     ran = run(*ROUNDS, f"hydra.sweep.dir={path}")
