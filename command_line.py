@@ -35,7 +35,11 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "evaluation", "videos", "learner", "restarts", "algorithm.optimizer.lr",
     "algorithm.agent.entropy_cost", "algorithm.max_grad_norm", "algorithm.micro_batch",
     "algorithm.passes", "algorithm.max_lag", "algorithm.stale", "actors", "inference",
-    "sweep",
+    "algorithm.optimizer.eps", "stop_frames", "population", "sweep",
+)  # fmt: skip
+IN_PLACE = (  # of these, what can be changed without starting the run again
+    "algorithm.optimizer.lr", "algorithm.optimizer.eps", "algorithm.agent.entropy_cost",
+    "algorithm.max_grad_norm",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers
@@ -46,7 +50,7 @@ LEAST = {  # of whole numbers
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
-    "inference.min_batch": 1, "inference.max_batch": 1,
+    "inference.min_batch": 1, "inference.max_batch": 1, "stop_frames": 1,
 }  # fmt: skip
 MOST = {  # what no machine has, or no generator of random numbers
     "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
@@ -56,6 +60,7 @@ NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
     "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s",
     "evaluation.every_frames", "evaluation.timeout_s",
+    "stop_frames",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
@@ -166,9 +171,14 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     else:
         run_dir = existing_run_dir(cfg.resume)
         cfg = _resumed(cfg, run_dir, overrides)
+    check_values(cfg, wrong)
+    return cfg, run_dir
+
+
+def check_values(cfg: DictConfig, wrong: Collection[str] = ()) -> None:
+    """UsageError if a key has a value that it cannot have, or if something is `wrong` already."""
     if wrong := [*wrong, *_wrong_choices(cfg), *_wrong_sizes(cfg)]:
         raise UsageError("; ".join(dict.fromkeys(wrong)))
-    return cfg, run_dir
 
 
 def _check_parts(overrides: Sequence[Override]) -> None:

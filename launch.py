@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import platform
 import shlex
@@ -50,6 +51,7 @@ from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
+from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
 from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
 from suites.camera import check_filmable
@@ -83,6 +85,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite: Suite = instantiate(cfg.suite)
     suite.check()
     device = pick_device(cfg.device)
+    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     agent = build_agent(cfg, suite)
     in_process = cfg.choices.transport == "in_process"
     if in_process and cfg.actors.outside == "always":
@@ -105,7 +108,14 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
     state = checkpoints.load() if cfg.resume is not None else None
     scoreboard = Scoreboard(suite.tasks)
-    if lock and state and state["frames"] >= cfg.total_frames:
+    schedule = Schedule(
+        cfg.total_frames,
+        cfg.log_every_s,
+        cfg.log_every_frames,
+        cfg.checkpoint.every_s,
+        cfg.stop_frames,
+    )
+    if lock and state and state["frames"] >= schedule.end_frames:
         lock.close()
         return lambda: already_finished(cfg, suite, scoreboard, state)
     pool = ActorPool(
@@ -131,7 +141,6 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         compile_loss=cfg.learner.compile,
         max_skipped=cfg.learner.max_skipped,
     )
-    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
@@ -149,15 +158,14 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         ),
         loggers=build_loggers(cfg, suite, run_dir, frames),
         scoreboard=scoreboard,
-        schedule=Schedule(
-            cfg.total_frames, cfg.log_every_s, cfg.log_every_frames, cfg.checkpoint.every_s
-        ),
+        schedule=schedule,
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
         evaluations=evaluations,
         about={"commit": commit(), "machine": machine()},
         resume=state,
+        population=build_population(cfg, learner),
     )
     lock = lock or claimed(run_dir)  # a new run's directory is nobody else's until now
     save_config(cfg, run_dir)
@@ -181,10 +189,10 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str]) -> float | None:
 def already_finished(
     cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any]
 ) -> float | None:
+    end = "stop_frames" if (cfg.stop_frames or math.inf) < cfg.total_frames else "total_frames"
     log.info(
-        "nothing to do: the run has %s frames already and total_frames=%s. Give a greater"
-        " total_frames to go on",
-        f"{state['frames']:,}", f"{cfg.total_frames:,}",
+        "nothing to do: the run has %s frames already and %s=%s. Give a greater %s to go on",
+        f"{state['frames']:,}", end, f"{cfg[end]:,}", end,
     )  # fmt: skip
     scoreboard.load_state_dict(state["scoreboard"])
     return scoreboard.metrics().get(f"score/{suite.headline}")
@@ -287,6 +295,22 @@ def evaluation_of(
         timeout_s=cfg.evaluation.timeout_s,
         videos=cfg.videos,
         niceness=niceness,
+    )
+
+
+def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | None:
+    """The run's place in a population, if hydra/sweeper=population has started it."""
+    if cfg.population is None:
+        return None
+    return PopulationMember(
+        directory=Path(cfg.population.directory),
+        member=cfg.population.member,
+        setters={  # of command_line.IN_PLACE
+            "algorithm.optimizer.lr": partial(learner.set_option, "lr"),
+            "algorithm.optimizer.eps": partial(learner.set_option, "eps"),
+            "algorithm.agent.entropy_cost": partial(setattr, learner.agent, "entropy_cost"),
+            "algorithm.max_grad_norm": partial(setattr, learner, "max_grad_norm"),
+        },
     )
 
 

@@ -78,6 +78,14 @@ def sweep_name() -> str | None:
     return Path(HydraConfig.get().sweep.dir).name if is_job_of_sweep() else None
 
 
+def job_type() -> str:
+    """What a run is for: it may be a member of a population."""
+    is_member = is_job_of_sweep() and (
+        HydraConfig.get().runtime.choices.get("hydra/sweeper") == "population"
+    )
+    return "member" if is_member else "train"
+
+
 def link_latest(run_dir: Path) -> None:
     """`latest`, beside the runs, leads to the one that began last; a sweep's jobs have none."""
     if is_job_of_sweep():
@@ -116,7 +124,15 @@ def _new_directory(parent: Path, suffix: str) -> str:
         return str(path)
 
 
-for _resolver in (new_run_dir, new_sweep_dir, sweep_name):  # that conf/ calls by these names
+for _resolver in (
+    new_run_dir,
+    new_sweep_dir,
+    sweep_name,
+    job_type,
+):  # that conf/ calls by these names
     OmegaConf.register_new_resolver(
-        _resolver.__name__, _resolver, use_cache=_resolver is not sweep_name, replace=True
+        _resolver.__name__,
+        _resolver,
+        use_cache=_resolver in (new_run_dir, new_sweep_dir),
+        replace=True,
     )
