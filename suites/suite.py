@@ -277,7 +277,7 @@ class Suite(Protocol):
         ...
 
     def tidy(self) -> None:
-        """Removes what engines that were killed left behind. Called when nobody plays any more."""
+        """Removes what engines that were killed left behind. Others may be playing."""
         ...
 
 
