@@ -35,7 +35,7 @@ CHANGEABLE = (  # what a resumed run may be given anew; anything else would make
     "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
     "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
     "algorithm.max_lag", "algorithm.stale", "actors", "inference", "algorithm.optimizer.eps",
-    "stop_frames", "population",
+    "stop_frames", "population", "sweep",
 )  # fmt: skip
 IN_PLACE = (  # of these, what can be changed without starting the run again
     "algorithm.optimizer.lr", "algorithm.optimizer.eps", "algorithm.agent.entropy_cost",
@@ -57,19 +57,20 @@ MOST = {  # what no machine has, or no generator of random numbers
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
-    "algorithm.max_lag", "restarts.step_timeout_s", "stop_frames",
+    "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s", "stop_frames",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
 )  # fmt: skip
-PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts")  # which are no groups
+PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts", "sweep")  # no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
     "inference.device": ("auto", "cpu", "cuda"),
     "actors.outside": ("auto", "always", "never"),
     "restarts.then": ("stop", "continue"),
+    "sweep.on_error": ("continue", "stop"),
     "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
     "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
@@ -108,8 +109,7 @@ def refusing(output_dir: str) -> Iterator[None]:
     except (ValueError, OSError, MemoryError, HydraException, OmegaConfBaseException) as error:
         log.debug("refused", exc_info=True)
         message = _explained(error)
-        if is_job_of_sweep():  # the jobs after this one still run
-            log.error("%s", message)
+        if is_job_of_sweep():  # which says so, and the jobs after this one still run
             raise UsageError(message) from error
         _remove_unused(Path(output_dir))
         print(f"launch.py: error: {message}", file=sys.stderr)
@@ -158,6 +158,8 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
         if not group.startswith("hydra/")
     }
     OmegaConf.update(cfg, "choices", choices, force_add=True)
+    if cfg.sweep.resume is not None and not is_job_of_sweep():
+        raise UsageError(f"sweep.resume={cfg.sweep.resume} goes on with a sweep: add -m")
     if cfg.resume is None:
         if cfg.mode == "evaluate":
             raise UsageError("mode=evaluate needs resume=<run directory>, whose agent is to play")
@@ -330,7 +332,7 @@ def _explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, InstantiationException) and error.__cause__:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    noise = "full_key:", "object_type=", "See https://hydra.cc"
+    noise = "full_key:", "object_type=", "reference_type=", "See https://hydra.cc"
     line = " ".join(line for line in lines if not line.startswith(noise))
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", line)
 
@@ -354,6 +356,8 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
         elif _is_group(key := override.key_or_group):
             options = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             value = override.value()
+            if override.is_sweep_override():
+                value = list(override.sweep_string_iterator())
             for choice in value if isinstance(value, list) else [value]:
                 if choice not in options and (choice is not None or key != "experiment"):
                     choice = _text(choice)

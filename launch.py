@@ -39,7 +39,7 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
-from impala.checkpoint import Checkpoints, fitting
+from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
 from impala.evaluator import Evaluation, evaluate
 from impala.experiment import Experiment, Schedule, Staleness
@@ -50,9 +50,11 @@ from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
 from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
-from run_directory import claimed, link_latest, resume_command, shown
+from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
 from suites.score import Scoreboard
 from suites.suite import Suite
+from sweep import run_name
+from sweep_job import as_job
 
 log = logging.getLogger("launch")
 
@@ -63,6 +65,10 @@ Run = Callable[[], float | None]
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> float | None:
     """Returns the suite's headline score, for sweepers."""
+    return as_job(cfg, run_alone) if is_job_of_sweep() else run_alone(cfg)
+
+
+def run_alone(cfg: DictConfig) -> float | None:
     with command_line.refusing(HydraConfig.get().runtime.output_dir):
         cfg, run_dir = command_line.configured(cfg)
         build = build_training if cfg.mode == "train" else build_evaluation
@@ -218,6 +224,7 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     agent = build_agent(cfg, suite)
     state = Checkpoints(run_dir / "checkpoints").load()
     with fitting():
+        check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
     evaluation = Evaluation(
         suite=suite,
@@ -251,7 +258,7 @@ def build_loggers(
 ) -> list[Logger]:
     run = RunInfo(
         run_dir=run_dir,
-        name=run_dir.name,
+        name=run_name(run_dir),
         title=f"{suite.name} / {cfg.algorithm.name}",
         config=cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
         total_frames=cfg.total_frames,
@@ -291,6 +298,11 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
         torso=instantiate(cfg.network.torso),
         core=instantiate(cfg.network.core),
         feed_back=cfg.network.feed_back,
+        language=partial(
+            instantiate(cfg.network.language), vocabulary_size=suite.spec.vocabulary_size
+        )
+        if suite.spec.instruction_length
+        else None,
         _recursive_=False,
     )
 
@@ -330,7 +342,7 @@ def check_slots(cfg: DictConfig, environments: int) -> None:
 def save_config(cfg: DictConfig, run_dir: Path) -> None:
     """What the run is, whatever it was started or resumed by: `config.yaml`, resolved."""
     saved = copy.deepcopy(cfg)
-    saved.mode, saved.resume = "train", None
+    saved.mode, saved.resume, saved.sweep.resume = "train", None, None
     temporary = run_dir / ".config.yaml"
     OmegaConf.save(saved, temporary, resolve=True)
     os.replace(temporary, run_dir / "config.yaml")

@@ -147,9 +147,7 @@ class Parts:
         self._environments = environments
         self._unroll_length = cfg.algorithm.unroll_length
         self._storage = allocate(
-            trajectory_layout(
-                agent, suite.spec.frame_shape, suite.spec.num_actions, self._unroll_length
-            ),
+            trajectory_layout(agent, suite.spec, self._unroll_length),
             environments.size,
         )
         self._inference, self._columns = self._play(cfg, agent)
@@ -187,6 +185,7 @@ class Parts:
                 inference=inference,
                 storage=self._storage,
                 unroll_length=self._unroll_length,
+                frames_per_step=self._environments.suite.spec.frames_per_step,
                 life_loss_ends_episode=cfg.algorithm.life_loss_ends_episode,
             )
             next(actor.play(lambda columns=columns: [Free(0, columns)]))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -161,6 +161,40 @@ def watch(
                 time.sleep(POLL_S)
         finally:
             end(process, farewell_s)
+
+
+def points_of(
+    overrides: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The points, one a second, that `launch.py` logs until `seconds` after the first of them.
+
+    environment: variables beside those of this process.
+    Raises RuntimeError, with the end of the program's output, if it stops before.
+    """
+    with tempfile.TemporaryDirectory(prefix="training-", ignore_cleanup_errors=True) as folder:
+        run, output_file = Path(folder, "run"), Path(folder, "output.txt")
+        own = ["loggers=[]", "log_every_s=1", f"hydra.run.dir={run}"]
+        with output_file.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(LAUNCH), *overrides, *own],
+                cwd=LAUNCH.parent, env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            points: list[dict[str, Any]] = []
+            while not points or points[-1]["time_s"] < points[0]["time_s"] + seconds:
+                if process.poll() is not None:
+                    words = output_file.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]
+                    raise RuntimeError(
+                        f"launch.py {' '.join(overrides)} ended with exit code"
+                        f" {process.returncode}. Its last words:\n" + "\n".join(words)
+                    )
+                time.sleep(1.0)
+                points = list(read_points(run / "metrics.jsonl"))
+            return points
+        finally:
+            end(process, FAREWELL_S)
 
 
 def _problem(code: int | None, started: bool, still_s: float) -> str | None:

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.training_run import FAREWELL_S, LAUNCH, end, exit_on_sigterm
-from impala.loggers.json_lines import read_points
+from benchmarks.training_run import exit_on_sigterm, points_of
 from impala.pace import LONG_S, SAMPLES
 from suites.atari57 import Atari57
 from suites.suite import Task, TaskVectorEnv
@@ -81,29 +77,13 @@ def train(
     """Plays `games` until the windows are full, `seconds` long each, after `warm_up_s`."""
     own = [
         "suite=atari57", f"suite.tasks=[{','.join(games)}]", "suite.full_action_space=true",
-        f"envs_per_actor={len(games) * PER_TASK // 2}", "num_actors=2", "log_every_s=1",
-        "loggers=[]", "total_frames=1_000_000_000",
+        f"envs_per_actor={len(games) * PER_TASK // 2}", "num_actors=2",
+        "total_frames=1_000_000_000",
     ]  # fmt: skip
     if sleep_s is not None:
         own += ["suite._target_=benchmarks.uneven.SlowAtari"]
         own += [f"+suite.slow={SLOW}", f"+suite.sleep_s={sleep_s}"]
-    with tempfile.TemporaryDirectory(prefix="uneven-", ignore_cleanup_errors=True) as folder:
-        run = Path(folder, "run")
-        command = [sys.executable, str(LAUNCH), *own, *overrides, f"hydra.run.dir={run}"]
-        process = subprocess.Popen(
-            command, cwd=report.ROOT, start_new_session=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            points: list[dict[str, Any]] = []
-            needed_s = warm_up_s + windows * seconds
-            while not points or points[-1]["time_s"] < points[0]["time_s"] + needed_s:
-                if process.poll() is not None:
-                    raise RuntimeError(f"{command} ended with exit code {process.returncode}")
-                time.sleep(1.0)
-                points = list(read_points(run / "metrics.jsonl"))
-        finally:
-            end(process, FAREWELL_S)
+    points = points_of([*own, *overrides], seconds=warm_up_s + windows * seconds)
     return summed(points, games, warm_up_s, seconds, windows)
 
 

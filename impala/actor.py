@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from impala.crew import Crew, crew_size
 from impala.group import Games, Group, Member
@@ -35,7 +36,7 @@ from impala.messages import (
 )
 from impala.pace import Pace
 from impala.patience import Patience
-from impala.trajectory import Step, Trajectory, empty_step
+from impala.trajectory import Step, Trajectory
 from impala.worker import WorkerError
 from suites.suite import TaskVectorEnv
 
@@ -64,6 +65,7 @@ class Actor:
     make: (task, count, outside) -> a vector environment, a `WorkerEnv` if outside.
     capacity: the environments that it may ever have.
     storage: slots; those that a `Free` names belong to this actor until it yields them.
+    frames_per_step: that a step plays unless the environment says how many it did.
     life_loss_ends_episode: a lost life ends the episode *for learning*; games and scores go on.
     watch: told the task of an environment that is about to be called, and -1 afterwards.
     step_timeout_s: that an environment outside may take for an answer, or to be built.
@@ -78,6 +80,7 @@ class Actor:
         inference: Inference,
         storage: Trajectory,
         unroll_length: int,
+        frames_per_step: int,
         life_loss_ends_episode: bool,
         watch: Callable[[int], None] = lambda task: None,
         capacity: int | None = None,
@@ -93,7 +96,10 @@ class Actor:
         self._patience = Patience(step_timeout_s)
         self._pace = pace
         self._games = Games(
-            storage, capacity or crew_size(crew), life_loss_ends_episode=life_loss_ends_episode
+            storage,
+            capacity or crew_size(crew),
+            frames_per_step=frames_per_step,
+            life_loss_ends_episode=life_loss_ends_episode,
         )
         self._environments_s = self._inference_s = 0.0
         self._clock: list[float] = []  # before and after each of the first group was sent to
@@ -322,7 +328,7 @@ class Actor:
             rows = self._games.kept_row(*numbers)
         rows.last_action[:] = actions
         rows.truncation_value[:] = 0.0
-        lives = self._games.lives(numbers)
+        lives, frames = self._games.lives(numbers), self._games.frames_per_step(numbers)
         for index in group.order:
             member, columns = group.playing[index]
             if group.worker is None:
@@ -333,17 +339,20 @@ class Actor:
             ) = member.environment.recv()  # fmt: skip
             if "lives" in info:
                 lives[columns] = info["lives"]
+            if "frames" in info:
+                frames[columns] = info["frames"]
+            if "instruction" in info:
+                rows.instruction[columns] = info["instruction"]
             if rows.truncated[columns].any():
                 cut = columns.start + np.flatnonzero(
                     rows.truncated[columns] & ~rows.terminated[columns]
                 )
-                final = [info["final_obs"][i - columns.start] for i in cut]
-                rows.truncation_value[cut] = self._value(final, cut, rows, numbers)
+                rows.truncation_value[cut] = self._value(info, cut, columns.start, rows, numbers)
             clock.append(time.perf_counter())
         self._watch(NO_TASK)
         if self._pace is not None and group.worker is None and len(group.playing) > 1:
             self._watch_pace(group, np.diff(self._clock), np.diff(clock))
-        self._games.stepped(rows, numbers, lives)
+        self._games.stepped(rows, numbers, lives, frames)
         group.actions = None
         if group.slots is not None:
             group.t += 1
@@ -364,16 +373,31 @@ class Actor:
         group.order.append(group.order.pop(self._pace.next_last(seconds)))
 
     def _value(
-        self, final: list[Any], cut: NDArray[np.intp], rows: Step, numbers: NDArray[np.int64]
+        self,
+        info: dict[str, Any],
+        cut: NDArray[np.intp],
+        start: int,
+        rows: Step,
+        numbers: NDArray[np.int64],
     ) -> NDArray[np.float32] | float:
-        """Values of the true last observations where a time limit cut the episode."""
-        if not final:
+        """Values of the true last observations where a time limit cut the episode.
+
+        cut: columns of `rows`; `start` is the first one of the environment that says `info`.
+        """
+        if not len(cut):
             return 0.0
-        frames = np.stack([np.asarray(frame) for frame in final])
-        step = empty_step(tuple(frames.shape[1:]), len(cut))._replace(
-            frame=torch.from_numpy(frames),
+
+        def final(name: str) -> Tensor:
+            return torch.from_numpy(np.stack([np.asarray(info[name][i - start]) for i in cut]))
+
+        step = Step(
+            frame=final("final_obs"),
             reward=torch.from_numpy(np.asarray(rows.reward)[cut]),
+            terminated=torch.zeros(len(cut), dtype=torch.bool),
+            truncated=torch.zeros(len(cut), dtype=torch.bool),
+            truncation_value=torch.zeros(len(cut)),
             last_action=torch.from_numpy(np.asarray(rows.last_action)[cut]),
+            instruction=final("final_instruction") if "final_instruction" in info else (),
         )
         return self._inference.value(step, numbers[cut])
 

@@ -103,8 +103,7 @@ class ActorPool:
 
     @property
     def layout(self) -> Trajectory:
-        spec = self.suite.spec
-        return trajectory_layout(self.agent, spec.frame_shape, spec.num_actions, self.unroll_length)
+        return trajectory_layout(self.agent, self.suite.spec, self.unroll_length)
 
     def build(
         self,
@@ -149,6 +148,7 @@ class ActorPool:
             inference=inference,
             storage=storage,
             unroll_length=self.unroll_length,
+            frames_per_step=self.suite.spec.frames_per_step,
             life_loss_ends_episode=self.life_loss_ends_episode,
             capacity=capacity,
             turns=TaskTurns(ledger, actor, self.mix.weights) if ledger and self.mix else None,

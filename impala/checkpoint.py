@@ -7,12 +7,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from suites.suite import Spec
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,21 @@ def read(path: Path) -> dict[str, Any]:
     if type(state.get("frames")) is not int or "learner" not in state:
         raise ValueError("it has no frames, or nothing that was learned, in it")
     return state
+
+
+def vocabulary(spec: Spec) -> dict[str, int]:
+    """What the meaning of an agent's word ids depends on, saved with it."""
+    return {
+        "instruction_length": spec.instruction_length,
+        "vocabulary_size": spec.vocabulary_size,
+    }
+
+
+def check_vocabulary(state: Mapping[str, Any], spec: Spec) -> None:
+    """ValueError unless the state's agent learned to read the words of `spec`."""
+    saved, own = state["vocabulary"], vocabulary(spec)
+    if saved != own:
+        raise ValueError(f"its instructions are of {saved}, those of the suite are of {own}")
 
 
 class Checkpoints:

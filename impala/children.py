@@ -45,13 +45,14 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"its process ended with exit code {exit_code} and left no traceback"
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """On Linux the kernel ends this process when its parent ends, even by SIGKILL.
 
-    For processes started under `signals_held`; as early in their lives as can be.
+    parent: its process; of those started under `signals_held` it is known. As early in the life of
+    a process as can be.
     """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[_PARENT]):  # it has ended already
+        if os.getppid() != (parent or int(os.environ[_PARENT])):  # it has ended already
             sys.exit(0)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala.checkpoint import Checkpoints, fitting
+from impala.checkpoint import Checkpoints, check_vocabulary, fitting, vocabulary
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
@@ -245,13 +245,11 @@ class Experiment:
     def _accept(self, deliveries: list[Delivery]) -> None:
         for fault in self._transport.faults():
             self._faults.add(fault)
-        frames_per_step = self._suite.spec.frames_per_step
         episodes = []
         for delivery in deliveries:
             self._experience.insert(delivery.slots)
             self._measures.delivery(delivery)
-            for task, raw_return, steps in delivery.games.tolist():
-                length = steps * frames_per_step
+            for task, raw_return, length in delivery.games.tolist():
                 self._scoreboard.add(task, raw_return, length)
                 name = self._suite.tasks[task].name
                 episodes.append(Episode(self._frames, name, raw_return, length, delivery.actor))
@@ -369,6 +367,7 @@ class Experiment:
                 "games": self._episodes_file.games,
                 "time_s": self._elapsed_s(),
                 "learner": self._learner.state_dict(),
+                "vocabulary": vocabulary(self._suite.spec),
                 "scoreboard": self._scoreboard.state_dict(),
                 "faults": self._faults.summary(),
                 "random": {"torch": torch.get_rng_state()},
@@ -383,6 +382,7 @@ class Experiment:
 
     def _restore(self, state: dict[str, Any]) -> None:
         with fitting():
+            check_vocabulary(state, self._suite.spec)
             self._frames = state["frames"]
             self._updates = state["updates"]
             self._time_s = state["time_s"]

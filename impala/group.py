@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala.messages import GAME
-from impala.trajectory import Trajectory, empty_step, leaves, map_structure
+from impala.trajectory import Trajectory, leaves, map_structure
 from impala.worker import WorkerEnv
 from suites.suite import TaskVectorEnv
 
@@ -61,17 +61,27 @@ class Games:
     """By number of the environment: the row that its next unroll begins with, and its game.
 
     storage: slots, whose rows these become.
+    frames_per_step: that a step plays unless the environment says how many it did.
     life_loss_ends_episode: a lost life ends the episode *for learning*; games and scores go on.
     """
 
-    def __init__(self, storage: Trajectory, size: int, *, life_loss_ends_episode: bool) -> None:
+    def __init__(
+        self,
+        storage: Trajectory,
+        size: int,
+        *,
+        frames_per_step: int,
+        life_loss_ends_episode: bool,
+    ) -> None:
         self._storage: Any = map_structure(lambda leaf: leaf.numpy(), storage)
+        self._frames_per_step = frames_per_step
         self._life_loss_ends_episode = life_loss_ends_episode
-        first_row = empty_step(tuple(storage.steps.frame.shape[2:]), size)
-        self._carry: Any = map_structure(lambda leaf: leaf.numpy(), first_row)
+        self._carry: Any = map_structure(
+            lambda leaf: np.zeros((size, *leaf.shape[2:]), leaf.dtype), self._storage.steps
+        )
         self._task = np.zeros(size, np.int64)
         self._return = np.zeros(size)
-        self._steps = np.zeros(size, np.int32)
+        self._frames = np.zeros(size, np.int32)
         self._lives = np.zeros(size, np.int32)
         self._unused = set(range(size))
         self._finished: list[tuple[int, float, int]] = []
@@ -93,10 +103,12 @@ class Games:
         for leaf in leaves(self._carry):
             leaf[numbers] = 0
         self._carry.frame[numbers] = frame
+        if "instruction" in info:
+            self._carry.instruction[numbers] = info["instruction"]
         # The row before an unroll's first reads as the end of an episode: the core state is zero.
         self._carry.terminated[numbers] = True
         self._return[numbers] = 0.0
-        self._steps[numbers] = 0
+        self._frames[numbers] = 0
         self._lives[numbers] = info.get("lives", 0)
 
     def begin(self, slots: slice, numbers: NDArray[np.int64]) -> None:
@@ -119,20 +131,29 @@ class Games:
     def actions(self, t: int, slots: slice) -> NDArray[np.int64]:
         return self._storage.outputs.action[t, slots].copy()
 
+    def frames_per_step(self, numbers: NDArray[np.int64]) -> NDArray[np.int32]:
+        return np.full(len(numbers), self._frames_per_step, np.int32)
+
     def lives(self, numbers: NDArray[np.int64]) -> NDArray[np.int32]:
         return self._lives[numbers]
 
-    def stepped(self, rows: Any, numbers: NDArray[np.int64], lives: NDArray[np.int32]) -> None:
-        """Sums whole games, raw rewards and steps; only then is a lost life an end in `rows`."""
+    def stepped(
+        self,
+        rows: Any,
+        numbers: NDArray[np.int64],
+        lives: NDArray[np.int32],
+        frames: NDArray[np.int32],
+    ) -> None:
+        """Sums whole games, raw rewards and frames; only then is a lost life an end in `rows`."""
         rows.truncated[:] &= ~rows.terminated
         self._return[numbers] += rows.reward
-        self._steps[numbers] += 1
+        self._frames[numbers] += frames
         ended = numbers[rows.terminated | rows.truncated]
         for i in ended:
-            game = int(self._task[i]), float(self._return[i]), int(self._steps[i])
+            game = int(self._task[i]), float(self._return[i]), int(self._frames[i])
             self._finished.append(game)
         self._return[ended] = 0.0
-        self._steps[ended] = 0
+        self._frames[ended] = 0
         if self._life_loss_ends_episode:
             rows.terminated[:] |= (lives < self._lives[numbers]) & ~rows.truncated
         self._lives[numbers] = lives

@@ -119,7 +119,7 @@ class RemoteInference:
 
     def value(self, step: Step, environments: NDArray[np.int64]) -> NDArray[np.float32]:
         numbers = map_structure(lambda leaf: leaf.numpy(), step)
-        self._send(_VALUE + pickle.dumps((tuple(numbers), environments)))
+        self._send(_VALUE + pickle.dumps((numbers, environments)))
         while True:  # answers to questions may come first
             kind, message = self._message()
             if kind == _VALUE:
@@ -286,8 +286,8 @@ class Server:
             self._waiting.append(_Waiting(connection, question, now))
             numbers = numbers[end:]
 
-    def _value(self, step: tuple[Any, ...], environments: NDArray[np.int64]) -> bytes:
-        on_device = Step(*(torch.from_numpy(leaf).to(self._device) for leaf in step))
+    def _value(self, step: Any, environments: NDArray[np.int64]) -> bytes:
+        on_device = map_structure(lambda leaf: torch.from_numpy(leaf).to(self._device), step)
         rows = torch.from_numpy(environments).to(self._device)
         with self._on_stream():
             state = map_structure(lambda leaf: leaf[rows], self._core_state)

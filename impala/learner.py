@@ -28,7 +28,7 @@ class Learner:
 
     optimizer: called with the parameters.
     lr_schedule: factor on the optimizer's learning rate, given the share of `total_frames` done.
-    max_grad_norm: global norm that gradients are clipped to.
+    max_grad_norm: global norm that gradients are clipped to; None: they are not.
     device: where the agent learns.
     threads: micro-batches that are worked on at once, on a CPU. Their gradients are added in order,
         so that the sum is the same for any number of threads.
@@ -43,7 +43,7 @@ class Learner:
         *,
         optimizer: Callable[[Any], torch.optim.Optimizer],
         lr_schedule: Callable[[float], float],
-        max_grad_norm: float,
+        max_grad_norm: float | None,
         device: torch.device,
         threads: int = 1,
         autocast: bool = False,
@@ -58,7 +58,7 @@ class Learner:
         self.optimizer = optimizer(self._parameters)
         self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
         self._lr_schedule = lr_schedule
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self._device = device
         self._autocast = autocast
         self._loss: Callable[[Trajectory], Loss] = (

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from impala.crew import Crew
 
 NO_TASK = -1
-GAME = np.dtype([("task", "<i4"), ("raw_return", "<f8"), ("steps", "<i4")])
-"""A finished whole game: index of its task, sum of raw rewards, length in agent steps."""
+GAME = np.dtype([("task", "<i4"), ("raw_return", "<f8"), ("frames", "<i4")])
+"""A finished whole game: index of its task, sum of raw rewards, length in environment frames."""
 
 
 @dataclass(frozen=True)

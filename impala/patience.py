@@ -14,14 +14,16 @@ class Patience:
     so whoever asks after a long time gives the others all of their time anew.
 
     timeout_s: None: for ever.
+    setting: what gives it, for messages.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, setting: str = "restarts.step_timeout_s") -> None:
+        self._setting = setting
         self._timeout_s = float("inf") if timeout_s is None else timeout_s
         self._woke_s = self._then_s = time.monotonic()
 
     def __str__(self) -> str:
-        return f"{self._timeout_s:g} s (restarts.step_timeout_s)"
+        return f"{self._timeout_s:g} s ({self._setting})"
 
     def horizon_s(self) -> float:
         """What began before this time, and has not ended, takes too long. To be asked often.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from impala.agents.agent import Agent
+    from suites.suite import Spec
 
 
 class Step(NamedTuple):
@@ -31,6 +32,7 @@ class Step(NamedTuple):
     truncated: Tensor  # bool: it ended by a time limit, the value of what would follow counts
     truncation_value: Tensor  # float32: value of the true last observation if truncated, else 0
     last_action: Tensor  # int64: the action of the transition that arrived here; 0 at first
+    instruction: Tensor | tuple[()] = ()  # int32 [..., L]: word ids, 0 is padding; () if none
 
     @property
     def first(self) -> Tensor:
@@ -74,8 +76,9 @@ class Field:
     dtype: torch.dtype
 
 
-def empty_step(frame_shape: tuple[int, ...], size: int) -> Step:
+def empty_step(frame_shape: tuple[int, ...], size: int, instruction_length: int = 0) -> Step:
     """A row of zeros for `size` environments."""
+    words = torch.zeros(size, instruction_length, dtype=torch.int32)
     return Step(
         frame=torch.zeros(size, *frame_shape, dtype=torch.uint8),
         reward=torch.zeros(size),
@@ -83,12 +86,11 @@ def empty_step(frame_shape: tuple[int, ...], size: int) -> Step:
         truncated=torch.zeros(size, dtype=torch.bool),
         truncation_value=torch.zeros(size),
         last_action=torch.zeros(size, dtype=torch.int64),
+        instruction=words if instruction_length else (),
     )
 
 
-def trajectory_layout(
-    agent: Agent, frame_shape: tuple[int, ...], num_actions: int, unroll_length: int
-) -> Trajectory:
+def trajectory_layout(agent: Agent, spec: Spec, unroll_length: int) -> Trajectory:
     """A Trajectory of `Field`s, derived from one real act on the CPU.
 
     So a new field in an agent's outputs or core state changes no other file.
@@ -97,10 +99,10 @@ def trajectory_layout(
     def field(rows: int) -> Callable[[Tensor], Field]:
         return lambda row: Field(rows, tuple(row.shape[1:]), row.dtype)
 
-    step = empty_step(frame_shape, 1)
+    step = empty_step(spec.frame_shape, 1, spec.instruction_length)
     state = agent.initial_state(1)
     with torch.inference_mode():
-        outputs, _ = agent.act(step, state, torch.zeros(1, num_actions))
+        outputs, _ = agent.act(step, state, torch.zeros(1, spec.num_actions))
     return Trajectory(
         steps=map_structure(field(unroll_length + 1), step),
         outputs=map_structure(field(unroll_length), outputs),

@@ -21,7 +21,8 @@ class CountingOutput(NamedTuple):
 
 
 class CountingAgent(Agent):
-    """Its core state counts the rows since an episode began; its value is 100 x the frame.
+    """Its core state counts the rows since an episode began; its value is 100 x the frame,
+    and 1000 x the first word of the instruction, if there is one.
 
     `weight` stands for the network. `learn` says what the loss is: "count" makes a gradient of one
     for each update, "nan" a loss that is not finite for columns of task `bad_task`.
@@ -42,7 +43,8 @@ class CountingAgent(Agent):
         return CountingOutput(action, count[:, 0], version), (count,)
 
     def value(self, step: Step, state: CoreState) -> Tensor:
-        return 100.0 * step.frame[:, 0, 0, 0].float() + state[0][:, 0]
+        words = step.instruction[:, 0] if isinstance(step.instruction, Tensor) else 0
+        return 100.0 * step.frame[:, 0, 0, 0].float() + state[0][:, 0] + 1000.0 * words
 
     def loss(self, trajectory: Trajectory) -> Loss:
         columns = self.weight.mean().expand(len(trajectory.task)).clone()

@@ -22,6 +22,8 @@ class CountingSuite:
     The true last observation, that `final_obs` has, counts `length`. The reward of a step is the
     count it arrives at. Task "five" ends by a time limit, task "three" terminates.
     lives: if set, a life is lost on arriving at every even count.
+    instructions: if set, each observation has two words, one and two more than its count, and the
+        last step of an episode plays one frame.
     fault: of the task `faulty`, or of all; see `CountingEnv`. Only until the file `once` exists.
     """
 
@@ -34,12 +36,14 @@ class CountingSuite:
         tasks: Sequence[str] = ("three",),
         *,
         lives: bool = False,
+        instructions: bool = False,
         fault: str | None = None,
         faulty: str | None = None,
         once: Path | None = None,
     ) -> None:
         self.tasks = tuple(Task(name, name, name, 0.0, 100.0) for name in tasks)
-        self.spec = Spec(frame_shape=(1, 2, 2), num_actions=2, frames_per_step=4)
+        words = {"instruction_length": 2, "vocabulary_size": 10} if instructions else {}
+        self.spec = Spec(frame_shape=(1, 2, 2), num_actions=2, frames_per_step=4, **words)
         self.lives = lives
         self.fault = fault
         self.faulty = faulty
@@ -92,6 +96,7 @@ class CountingEnv(TaskVectorEnv):
         self._suite, self._length, self._truncates = suite, length, truncates
         self._count = np.zeros(num_envs, np.int64)
         self._steps = 0
+        self._words = bool(spec.instruction_length)
         self._fault = fault
 
     def _frames(self, count: np.ndarray) -> np.ndarray:
@@ -101,7 +106,8 @@ class CountingEnv(TaskVectorEnv):
         ).copy()
 
     def _info(self) -> dict[str, Any]:
-        return {"lives": 10 - self._count // 2} if self._suite.lives else {}
+        info = {"lives": 10 - self._count // 2} if self._suite.lives else {}
+        return info | ({"instruction": _words(self._count)} if self._words else {})
 
     def _reset(self, seeds: np.ndarray | None) -> tuple[np.ndarray, dict[str, Any]]:
         self._count[:] = 0
@@ -127,11 +133,14 @@ class CountingEnv(TaskVectorEnv):
         self._count += 1
         reward = self._count.astype(np.float64)
         ended = self._count == self._length
-        final = self._frames(self._count)
+        final, last_words = self._frames(self._count), _words(self._count)
         self._count[ended] = 0
         info = self._info()
         if ended.any():
             info["final_obs"] = final
+        if self._words:
+            info["frames"] = np.where(ended, 1, 4)
+            info["final_instruction"] = last_words
         if self._broken == "nan":
             reward[0] = np.nan
         if self._broken == "shape":
@@ -139,3 +148,7 @@ class CountingEnv(TaskVectorEnv):
         never = np.zeros_like(ended)
         terminated, truncated = (never, ended) if self._truncates else (ended, never)
         return self._frames(self._count), reward, terminated, truncated, info
+
+
+def _words(count: np.ndarray) -> np.ndarray:
+    return (count[:, None] + [1, 2]).astype(np.int32)

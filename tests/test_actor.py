@@ -8,7 +8,7 @@ import torch
 
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.messages import Free
-from impala.trajectory import allocate, gather
+from impala.trajectory import allocate, gather, leaves
 from tests.counting import CountingAgent, CountingSuite
 
 UNROLL = 7
@@ -56,14 +56,14 @@ def test_no_transition_joins_two_episodes_and_no_reset_step_exists():
     assert rewards == ([0, 1, 2] + [3, 1, 2] * (6 * UNROLL // 3))[: 6 * UNROLL]
     terminated = rows(unrolls, "terminated", 1)[1:].tolist()
     assert terminated == ([False, False, True] * 20)[: 6 * UNROLL - 1]
-    assert [game[2] for game in games] == [3] * 28  # lengths in steps: 42 steps of 2 environments
+    assert [game[2] for game in games] == [12] * 28  # lengths in frames: 42 steps of 2 environments
     assert {game[1] for game in games} == {1 + 2 + 3}
 
 
 def test_last_row_is_the_next_first():
     unrolls, _ = play(CountingSuite(["three", "five"]), [0, 1], 4)
     for before, after in pairwise(unrolls):
-        for last, first in zip(before.steps, after.steps, strict=True):
+        for last, first in zip(leaves(before.steps), leaves(after.steps), strict=True):
             assert torch.equal(last[-1], first[0])
 
 
@@ -75,7 +75,18 @@ def test_truncation_bootstraps_from_the_true_last_observation():
     # 100 x the frame that nobody acts on, plus the state after the five rows before it.
     assert values.tolist() == [505.0 if cut else 0.0 for cut in truncated.tolist()]
     assert not any(u.steps.terminated[1:].any() for u in unrolls)
-    assert [game[2] for game in games] == [5] * 7
+    assert [game[2] for game in games] == [20] * 7
+
+
+def test_instructions_are_those_of_the_observations_and_frames_those_played():
+    suite = CountingSuite(["three", "five"], instructions=True)
+    unrolls, games = play(suite, [0, 1], 5)
+    for unroll in unrolls:
+        count = unroll.steps.frame[:, :, 0, 0, 0]
+        assert torch.equal(unroll.steps.instruction, torch.stack([count + 1, count + 2], -1).int())
+    values = torch.cat([u.steps.truncation_value[1:, 1] for u in unrolls])
+    assert set(values.tolist()) == {0.0, 1000.0 * 6 + 505.0}
+    assert set(games) == {(0, 6.0, 4 + 4 + 1), (1, 15.0, 4 * 4 + 1)}
 
 
 def test_core_state_is_the_actors_and_zeroed_where_an_episode_ended():
@@ -96,7 +107,7 @@ def test_lost_lives_end_episodes_of_learning_only():
     truncated = torch.cat([u.steps.truncated[1:, 0] for u in unrolls]).tolist()
     assert terminated == [(t + 1) % 5 in (2, 4) for t in range(5 * UNROLL)]
     assert truncated == [(t + 1) % 5 == 0 for t in range(5 * UNROLL)]
-    assert games == [(0, 15.0, 5)] * 7
+    assert games == [(0, 15.0, 20)] * 7
     unrolls, _ = play(suite, [0], 5, life_loss=False)
     assert not any(u.steps.terminated[1:].any() for u in unrolls)
 
@@ -104,7 +115,7 @@ def test_lost_lives_end_episodes_of_learning_only():
 def test_columns_know_their_task():
     unrolls, games = play(CountingSuite(["three", "five"]), [0, 0, 1], 3)
     assert unrolls[0].task.tolist() == [0, 0, 1]
-    assert {(task, steps) for task, _, steps in games} == {(0, 3), (1, 5)}
+    assert {(task, frames) for task, _, frames in games} == {(0, 12), (1, 20)}
 
 
 def test_last_action_is_the_action_that_led_here():

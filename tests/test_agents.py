@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from impala.agents.actor_critic import ActorCritic, ActorCriticOutput
 from impala.networks.core import LSTM, FeedForward
+from impala.networks.language import Language
 from impala.networks.torso import MLP, Deep, Shallow
 from impala.returns.vtrace import vtrace
 from impala.trajectory import Step, Trajectory, map_structure
@@ -386,13 +387,25 @@ def test_the_first_policy_is_nearly_uniform():
     assert 0.99 / 18 < float(policy.min()) < float(policy.max()) < 1.01 / 18
 
 
-@pytest.mark.parametrize(("torso", "count"), [(Deep, 1_520_714), (Shallow, 1_123_130)])
+@pytest.mark.parametrize(("torso", "count"), [(Deep, 1_628_010), (Shallow, 1_230_426)])
 def test_number_of_parameters_is_the_papers(torso, count):
-    """On DeepMind Lab: 1.6 and 1.2 million together with the 107,296 of the language branch."""
-    agent = make_agent(
-        frame_shape=(3, 72, 96), num_actions=9, torso=torso, core=LSTM, feed_back=True
-    )
-    assert sum(p.numel() for p in agent.parameters()) == count
+    """On DeepMind Lab: 1.6 and 1.2 million, of which the language branch has 107,296."""
+    sizes = {"frame_shape": (3, 72, 96), "num_actions": 9, "torso": torso, "core": LSTM}
+    for language, expected in ((lambda: Language(1000), count), (None, count - 107_296)):
+        agent = make_agent(**sizes, feed_back=True, language=language)
+        assert sum(p.numel() for p in agent.parameters()) == expected
+
+
+def test_instructions_are_read_alike_by_actor_and_learner():
+    agent = make_agent(memory=True, language=lambda: Language(9))
+    words = torch.randint(0, 9, (T + 1, B, 4), dtype=torch.int32)
+    words[:2] = 0
+    trajectory = played_trajectory(agent, random_steps(T + 1, B)._replace(instruction=words))
+    logits, baseline, _ = agent._unroll(trajectory.steps, trajectory.core_state)
+    torch.testing.assert_close(logits[:-1], trajectory.outputs.policy_logits)
+    torch.testing.assert_close(baseline[:-1], trajectory.outputs.baseline)
+    other = trajectory.steps._replace(instruction=words.flip(0))
+    assert not torch.allclose(agent._unroll(other, trajectory.core_state)[0][:-1], logits[:-1])
 
 
 @pytest.mark.parametrize("memory", [False, True])

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from impala.checkpoint import FORMAT, Checkpoints
+from impala.checkpoint import FORMAT, Checkpoints, check_vocabulary, vocabulary
+from suites.suite import Spec
 
 
 def state(frames):
@@ -88,3 +89,12 @@ def test_a_failed_save_leaves_the_files_before_it(checkpoints, monkeypatch):
         checkpoints.save(state(1200))
     assert checkpoints.load()["frames"] == 1100
     assert len(list(checkpoints.folder.iterdir())) == 3
+
+
+def test_an_agent_reads_the_words_that_it_learned():
+    learned = Spec((1,), 2, 4, instruction_length=16, vocabulary_size=1000)
+    saved = {"vocabulary": vocabulary(learned)}
+    check_vocabulary(saved, learned)
+    for other in (Spec((1,), 2, 4), Spec((1,), 2, 4, 16, 999), Spec((1,), 2, 4, 8, 1000)):
+        with pytest.raises(ValueError, match="vocabulary_size"):
+            check_vocabulary(saved, other)

@@ -18,6 +18,7 @@ import run_directory  # noqa: F401  (what conf/ calls by name)
 ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = {"suite=cartpole", "algorithm=reinforce"}  # of files that the texts ask to make
+EXAMPLES |= {f"hydra/launcher={name}" for name in ("submitit_slurm", "submitit_local", "ray")}
 UNDESCRIBED = re.compile(r".*(_target_|_partial_|foreach)|algorithm\.(name|experience\..*)")
 
 

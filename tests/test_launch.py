@@ -436,52 +436,6 @@ def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch
     )
 
 
-def test_each_job_of_a_sweep_is_a_run_of_its_own(folder):
-    wandb = ("loggers=[weights_and_biases]", "loggers.weights_and_biases.mode=disabled")
-    ran = run("-m", *TINY, f"total_frames={UPDATE}", "seed=1,2", *wandb)
-    assert ran.code == 0, ran.err
-    (sweep,) = (folder / "multirun").iterdir()
-    configs = [OmegaConf.load(sweep / job / "config.yaml") for job in "01"]
-    assert [config.seed for config in configs] == [1, 2]
-    assert {config.loggers.weights_and_biases.group for config in configs} == {sweep.name}
-    summaries = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
-    assert [(s["status"], s["frames"], s["seed"]) for s in summaries] == [
-        ("finished", UPDATE, 1), ("finished", UPDATE, 2),
-    ]  # fmt: skip
-    assert not (folder / "outputs").exists()
-    # The second job is what it would have been without the first.
-    assert run(*TINY, f"total_frames={UPDATE}", "seed=2").code == 0
-    alone = Path("outputs/catch/impala/latest")
-    assert (alone / "episodes.jsonl").read_bytes() == (sweep / "1/episodes.jsonl").read_bytes()
-    assert points(alone)[0]["loss/total"] == points(sweep / "1")[0]["loss/total"]
-    config = OmegaConf.load(alone / "config.yaml")
-    assert "weights_and_biases" not in config.loggers
-
-
-@pytest.mark.parametrize(
-    ("sweep", "code", "expected"),
-    [
-        ("suite.rows=1,9", 2, "rows=1, columns=5: expected at least 2 of each"),
-        ("seed=1,2", 1, "failed, see its log"),
-    ],
-)
-def test_a_failing_job_shows_and_the_next_one_runs(sweep, code, expected, monkeypatch, folder):
-    if code == 1:
-        build = launch.build_training
-
-        def first_fails(cfg, run_dir):
-            built = build(cfg, run_dir)
-            return built if cfg.seed != 1 else lambda: 1 / 0
-
-        monkeypatch.setattr(launch, "build_training", first_fails)
-    ran = run("-m", *TINY, f"total_frames={UPDATE}", sweep)
-    assert ran.code == code
-    assert expected in ran.err.splitlines()[-1]
-    assert re.search(r"\[ERROR\]", next(folder.glob("multirun/*/0/train.log")).read_text())
-    (summary,) = folder.glob("multirun/*/1/summary.json")
-    assert json.loads(summary.read_text())["status"] == "finished"
-
-
 # Signals, to all processes at once, as a terminal and `timeout` send them
 
 

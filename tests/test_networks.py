@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from impala.networks.core import LSTM, FeedForward
+from impala.networks.language import Language
 from impala.networks.torso import MLP, Deep, Shallow
 
 IMAGE_SHAPES = [(4, 84, 84), (3, 72, 96), (1, 37, 42), (2, 20, 23)]
@@ -354,3 +355,47 @@ def test_networks_are_picklable_and_their_weights_are_float32(module):
     copy = pickle.loads(pickle.dumps(module))
     assert copy.state_dict().keys() == module.state_dict().keys()
     assert all(p.dtype == torch.float32 for p in copy.parameters())
+
+
+def slow_language(language, words):
+    """PyTorch's own LSTM, one word of one instruction after the other."""
+    cell = torch.nn.LSTMCell(language.embedding.embedding_dim, language.out_features)
+    with torch.no_grad():
+        cell.weight_ih.copy_(language.lstm.input.weight)
+        cell.weight_hh.copy_(language.lstm.recurrent.weight)
+        cell.bias_ih.copy_(language.lstm.input.bias)
+        cell.bias_hh.zero_()
+    state = None
+    for word in [w for w in words.tolist() if w] or [0]:
+        state = cell(language.embedding.weight[word][None], state)
+    return state[0][0]
+
+
+def test_language_is_the_last_output_over_the_words_of_each_instruction():
+    torch.manual_seed(0)
+    language = Language(50, embedding_size=5, hidden_size=6)
+    words = torch.zeros(3, 4, 7, dtype=torch.int32)
+    for row, column, length in ((0, 0, 7), (0, 1, 1), (1, 0, 3), (2, 3, 5)):
+        words[row, column, :length] = torch.randint(1, 50, (length,))
+    words[2, 0] = words[1, 0]
+    words[2, 1, :2] = words[1, 0, :2]  # a beginning of another one
+    vectors = language(words)
+    expected = torch.stack([slow_language(language, each) for each in words.flatten(0, 1)])
+    torch.testing.assert_close(vectors.flatten(0, 1), expected)
+    weights = torch.randn_like(vectors)
+    ours = torch.autograd.grad((vectors * weights).sum(), language.embedding.weight)
+    theirs = torch.autograd.grad(
+        (expected.view_as(vectors) * weights).sum(), language.embedding.weight
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_each_instruction_is_read_once_and_where_there_is_none_one_word_is(monkeypatch):
+    language, read = Language(50), []
+    monkeypatch.setattr(language.lstm, "forward", lambda x, *_: (read.append(x.shape) or x, ()))
+    words = torch.zeros(100, 32, 16, dtype=torch.int32)
+    language(words)
+    words[:50, 3, :4] = 7
+    words[50:, 3, :6] = 8
+    language(words)
+    assert [tuple(shape[:2]) for shape in read] == [(1, 1), (6, 3)]

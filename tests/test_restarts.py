@@ -21,7 +21,7 @@ from tests.counting import CountingAgent, CountingSuite
 from tests.test_transport import receive
 
 NAMES = ["three", "five"]
-WHOLE = {(0, 6.0, 3), (1, 15.0, 5)}  # task, return and length of every whole game
+WHOLE = {(0, 6.0, 12), (1, 15.0, 20)}  # task, return and length of every whole game
 CAUSES = {
     "raise": "this environment broke at its 50th step",
     "pipe": "a pipe of this environment broke",
@@ -183,7 +183,7 @@ def test_a_task_that_keeps_failing_is_left_out_if_that_is_wanted(started):
     restarts = Restarts(per_task=1, backoff_s=0.0, then="continue")
     seen = Seen(started(restarts, tasks=[[0, 0, 1]], fault="unbuildable", faulty="five"))
     seen.until(lambda: seen.count[0] >= 4)
-    assert (seen.games, seen.sizes) == ({(0, 6.0, 3)}, {2})
+    assert (seen.games, seen.sizes) == ({(0, 6.0, 12)}, {2})
     assert [(f.restarted, f.lost) for f in seen.faults] == [(True, NO_TASK), (True, 1)]
 
 

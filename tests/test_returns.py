@@ -222,6 +222,8 @@ def test_other_impossible_arguments_are_refused():
         ("none", [-100.0, -0.25, 0.0, 0.5, 1000.0]),
         # 1.5 tanh(-20), 1.5 tanh(-0.05), 0, 5 tanh(0.1), 5 tanh(200)
         ("soft_asymmetric", [-1.5, -0.0749376, 0.0, 0.4983400, 5.0]),
+        # 0.3 tanh(-100), 0.3 tanh(-0.25), 0, 5 tanh(0.5), 5 tanh(1000)
+        ("soft_asymmetric_caption", [-0.3, -0.0734756, 0.0, 2.3105858, 5.0]),
     ],
 )
 def test_reward_transforms(name, expected):
@@ -229,12 +231,27 @@ def test_reward_transforms(name, expected):
     torch.testing.assert_close(reward_transform(name)(rewards), torch.tensor(expected))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 1.5 tanh(2), 1.5 tanh(0.2); 5 tanh(0.2), 5 tanh(2)
+        ("soft_asymmetric", [-1.4460414, -0.2960630, 0.0, 0.9868766, 4.8201379]),
+        # 0.3 tanh(10), 0.3 tanh(1); 5 tanh(1), 5 tanh(10)
+        ("soft_asymmetric_caption", [-0.3, -0.2284783, 0.0, 3.8079708, 5.0]),
+    ],
+)
+def test_both_forms_of_the_asymmetric_clipping(name, expected):
+    rewards = torch.tensor([-10.0, -1.0, 0.0, 1.0, 10.0])
+    torch.testing.assert_close(reward_transform(name)(rewards), torch.tensor(expected))
+
+
 def test_every_reward_transform_is_tested():
-    assert set(REWARD_TRANSFORMS) == {"clamp", "sign", "soft_asymmetric", "none"}
+    named = {"clamp", "sign", "soft_asymmetric", "soft_asymmetric_caption", "none"}
+    assert set(REWARD_TRANSFORMS) == named
 
 
 def test_an_unknown_reward_transform_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'soft_asymmetric'"):
         reward_transform("soft_assymetric")
-    with pytest.raises(ValueError, match="clamp, sign, soft_asymmetric, none"):
+    with pytest.raises(ValueError, match=", ".join(REWARD_TRANSFORMS)):
         reward_transform("xyz")

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from impala.agents.agent import Agent, CoreState, Loss
 from impala.networks.core import Core
+from impala.networks.language import Language
 from impala.networks.torso import Torso
 from impala.returns.rewards import reward_transform as reward_transform_named
 from impala.returns.vtrace import VTrace, vtrace
-from impala.trajectory import Step, Trajectory
+from impala.trajectory import Step, Trajectory, map_structure
 
 
 class ActorCriticOutput(NamedTuple):
@@ -33,6 +34,8 @@ class ActorCritic(Agent):
     frame_shape, num_actions: of the suite.
     torso:            makes the torso of a frame shape, such as the class `torso.Shallow`.
     core:             makes the core of a number of input features, such as `core.LSTM`.
+    language:         makes what reads the instructions, such as `language.Language` with a
+                      vocabulary size; None where the suite has none.
     feed_back:        whether the core also reads the last reward, clipped to [-1, 1], and the
                       last action, as the paper's recurrent networks do.
     discount:         gamma of one agent step.
@@ -51,6 +54,7 @@ class ActorCritic(Agent):
         torso: Callable[[tuple[int, ...]], Torso],
         core: Callable[[int], Core],
         feed_back: bool,
+        language: Callable[[], Language] | None = None,
         discount: float,
         baseline_cost: float,
         entropy_cost: float,
@@ -82,7 +86,10 @@ class ActorCritic(Agent):
         self.correct_lag = correct_lag
 
         self.torso = torso(tuple(frame_shape))
+        self.language = language() if language else None
         in_features = self.torso.out_features + (1 + num_actions if feed_back else 0)
+        if self.language:
+            in_features += self.language.out_features
         self.core = core(in_features)
         self.policy = nn.Linear(self.core.out_features, num_actions)
         self.baseline = nn.Linear(self.core.out_features, 1)
@@ -160,6 +167,8 @@ class ActorCritic(Agent):
         if self.feed_back:
             fed_back = self._fed_back(steps.reward, steps.last_action, first)
             features = torch.cat([features, fed_back], dim=-1)
+        if self.language is not None:
+            features = torch.cat([features, self.language(steps.instruction)], dim=-1)
         outputs, state = self.core(features, first, state)
         # In bfloat16 a logit or a value has two or three digits, too few for what is made of it.
         with torch.autocast(outputs.device.type, enabled=False):
@@ -195,7 +204,7 @@ class ActorCritic(Agent):
 
 
 def _one_row(step: Step) -> Step:
-    return Step(*(field[None] for field in step))
+    return map_structure(lambda field: field[None], step)
 
 
 def _at(log_policy: Float[Tensor, "T B A"], action: Int64[Tensor, "T B"]) -> Float[Tensor, "T B"]:

@@ -27,11 +27,17 @@ def soft_asymmetric(rewards: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
     """5 tanh(r / 5), negative ones times 0.3: the paper's optimistic asymmetric clipping.
 
     This is the form of the authors' code (`scalable_agent/experiment.py`), which later work
-    follows. The caption of the paper's figure D.1 says 0.3 min(tanh r, 0) + 5 max(tanh r, 0)
-    instead: five times as steep above zero, and down to -0.3 rather than -1.5 below.
+    follows. `soft_asymmetric_caption` is what the paper says: five times as steep above zero, and
+    down to -0.3 rather than -1.5 below.
     """
     squeezed = 5.0 * torch.tanh(rewards / 5.0)
     return torch.where(rewards < 0, 0.3 * squeezed, squeezed)
+
+
+def soft_asymmetric_caption(rewards: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """0.3 min(tanh r, 0) + 5 max(tanh r, 0): the caption of the paper's figure D.1."""
+    squeezed = torch.tanh(rewards)
+    return torch.where(rewards < 0, 0.3 * squeezed, 5.0 * squeezed)
 
 
 def none(rewards: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -40,7 +46,10 @@ def none(rewards: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 REWARD_TRANSFORMS: Mapping[str, RewardTransform] = MappingProxyType(
-    {"clamp": clamp, "sign": sign, "soft_asymmetric": soft_asymmetric, "none": none}
+    {
+        function.__name__: function
+        for function in (clamp, sign, soft_asymmetric, soft_asymmetric_caption, none)
+    }
 )
 
 

@@ -97,7 +97,10 @@ class SharedMemoryTransport:
         self._lives = [0] * num_actors
         step_timeout_s = self._restarts.step_timeout_s
         self._patience = Patience(step_timeout_s)
-        self._patience_at_start = Patience(step_timeout_s and max(step_timeout_s, START_S))
+        self._patience_at_start = Patience(
+            step_timeout_s and max(step_timeout_s, START_S),
+            f"to start: restarts.step_timeout_s, but {START_S:g} s at least",
+        )
         self._hanging: set[int] = set()  # killed for it, and not yet buried
         self._faults: list[Fault] = []
         self._given_up: set[int] = set()  # tasks, by some actor
