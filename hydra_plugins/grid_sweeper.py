@@ -241,8 +241,8 @@ def passing_signals_on(sweep: Sweep) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if caught:
-        sys.exit(128 + caught[0])
+        if caught:  # also where the launcher has failed, since the signal reached its processes
+            sys.exit(128 + caught[0])
 
 
 def _running_below(sweep: Sweep) -> Sequence[psutil.Process]:
