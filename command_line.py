@@ -32,10 +32,10 @@ CONF = Path(__file__).resolve().parent / "conf"
 CHANGEABLE = (  # what a resumed run may be given anew; anything else would make it another run
     "mode", "resume", "total_frames", "num_actors", "envs_per_actor", "min_environments",
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
-    "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
-    "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
-    "algorithm.max_lag", "algorithm.stale", "actors", "inference", "algorithm.optimizer.eps",
-    "stop_frames", "population", "sweep",
+    "evaluation", "videos", "learner", "restarts", "algorithm.optimizer.lr",
+    "algorithm.agent.entropy_cost", "algorithm.max_grad_norm", "algorithm.micro_batch",
+    "algorithm.passes", "algorithm.max_lag", "algorithm.stale", "actors", "inference",
+    "algorithm.optimizer.eps", "stop_frames", "population", "sweep",
 )  # fmt: skip
 IN_PLACE = (  # of these, what can be changed without starting the run again
     "algorithm.optimizer.lr", "algorithm.optimizer.eps", "algorithm.agent.entropy_cost",
@@ -45,7 +45,8 @@ IN_PLACE = (  # of these, what can be changed without starting the run again
 LEAST = {  # of whole numbers
     "seed": 0, "total_frames": 1, "num_actors": 1, "envs_per_actor": 1, "min_environments": 1,
     "log_every_frames": 1, "checkpoint.keep": 1, "transport.slots_per_environment": 2,
-    "evaluation.games": 1, "evaluation.num_workers": 1,
+    "evaluation.games": 1, "evaluation.num_workers": 1, "evaluation.every_frames": 1,
+    "evaluation.at_once": 1, "videos": 0,
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
@@ -53,15 +54,18 @@ LEAST = {  # of whole numbers
 }  # fmt: skip
 MOST = {  # what no machine has, or no generator of random numbers
     "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
-    "transport.slots_per_environment": 1_000,
+    "transport.slots_per_environment": 1_000, "evaluation.at_once": 1_000,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
-    "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s", "stop_frames",
+    "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s",
+    "evaluation.every_frames", "evaluation.timeout_s",
+    "stop_frames",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
+    "evaluation.timeout_s",
 )  # fmt: skip
 PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts", "sweep")  # no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {

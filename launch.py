@@ -41,7 +41,10 @@ from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
-from impala.evaluator import Evaluation, evaluate
+from impala.evaluation.beside_training import BesideTraining
+from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluator import evaluate
+from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
 from impala.learner import Learner
@@ -51,6 +54,7 @@ from impala.mix import Mix, task_weights
 from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
 from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
+from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
 from sweep import run_name
@@ -83,7 +87,8 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     device = pick_device(cfg.device)
     torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     agent = build_agent(cfg, suite)
-    if cfg.choices.transport == "in_process" and cfg.actors.outside == "always":
+    in_process = cfg.choices.transport == "in_process"
+    if in_process and cfg.actors.outside == "always":
         raise UsageError("actors.outside=always makes processes: transport=in_process has none")
     mix, batching = build_mix(cfg, suite), build_batching(cfg)
     tasks = assign_tasks(
@@ -94,6 +99,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         cfg.min_environments,
         mix,
     )
+    outside = cfg.actors.outside
+    if outside == "auto" and suite.spec.outside and not in_process:
+        outside = "always"
     algorithm = cfg.algorithm
     check_slots(cfg, sum(map(len, tasks)))
     lock = claimed(run_dir) if cfg.resume is not None else None
@@ -116,10 +124,11 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         tasks=tasks,
         unroll_length=algorithm.unroll_length,
         life_loss_ends_episode=algorithm.life_loss_ends_episode,
-        outside=range(len(suite.tasks)) if cfg.actors.outside == "always" else (),
-        move_slow=cfg.actors.outside == "auto",
+        outside=range(len(suite.tasks)) if outside == "always" else (),
+        move_slow=outside == "auto",
         mix=mix,
         batching=batching,
+        log_dir=run_dir / "engine" if suite.spec.outside else None,
     )
     learner = Learner(
         agent,
@@ -136,6 +145,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
         learner=learner,
@@ -152,6 +162,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
+        evaluations=evaluations,
         about={"commit": commit(), "machine": machine()},
         resume=state,
         population=build_population(cfg, learner),
@@ -226,15 +237,65 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = Evaluation(
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
+
+    def run() -> float:
+        try:
+            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+        except BaseException:  # also by a signal
+            log.info("go on with: %s", again)
+            raise
+
+    return run
+
+
+def build_evaluations(
+    cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
+) -> BesideTraining | None:
+    every_frames = cfg.evaluation.every_frames
+    if every_frames is None:
+        return None
+    if every_frames > cfg.total_frames:
+        raise UsageError(
+            f"evaluation.every_frames={every_frames} with total_frames={cfg.total_frames}: there"
+            " would be no evaluation, set it to as many frames at most"
+        )
+    copied = copy.deepcopy(agent).cpu()
+    return BesideTraining(
+        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
+        every_frames=every_frames,
+        run_dir=run_dir,
+        resume_frames=resume_frames,
+    )
+
+
+def evaluation_of(
+    cfg: DictConfig,
+    suite: Suite,
+    agent: Agent,
+    *,
+    seed: int,
+    num_workers: int | None = None,
+    niceness: int = 0,
+) -> Evaluation:
+    """num_workers: unless the configuration names a number; None: one for each core."""
+    if cfg.videos:
+        check_encoder()
+        check_filmable(suite)
+    return Evaluation(
         suite=suite,
         agent=agent,
         games=cfg.evaluation.games,
         greedy=cfg.evaluation.greedy,
-        seed=cfg.seed + state["frames"],
-        num_workers=cfg.evaluation.num_workers or available_cores(),
+        seed=seed,
+        num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
+        at_once=cfg.evaluation.at_once,
+        outside=suite.spec.outside,
+        timeout_s=cfg.evaluation.timeout_s,
+        videos=cfg.videos,
+        niceness=niceness,
     )
-    return lambda: evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
 
 
 def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | None:

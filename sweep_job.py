@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from command_line import RunFailed, UsageError
 from impala.children import die_with_parent
-from run_directory import existing_run_dir, shown
+from run_directory import shown
 from sweep import (
     JobState,
     Sweep,
@@ -54,13 +54,13 @@ def as_job(cfg: DictConfig, run: Callable[[DictConfig], float | None]) -> float 
     state = JobState(
         "running",
         name=name,
-        run_dir=None if cfg.resume is None else str(existing_run_dir(cfg.resume)),
+        run_dir=None if cfg.resume is None else str(Path(str(cfg.resume)).expanduser().resolve()),
         host=socket.gethostname(),
         pid=os.getpid(),
     )
     if state.run_dir == str(job_dir.resolve()):
         state = replace(state, run_dir=None)
-    elsewhere = sweep is not None and sweep.pid != os.getpid()
+    elsewhere = sweep is not None and (sweep.host, sweep.pid) != (state.host, state.pid)
     process = _process_of_its_own(sweep, job_dir.name) if sweep and elsewhere else nullcontext()
     with _unchanged(), process:
         state = _begun(sweep, job_dir, state, elsewhere and cfg.device != "cpu")

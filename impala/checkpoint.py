@@ -34,16 +34,6 @@ def fitting() -> Iterator[None]:
         ) from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The state in a file. Raises whatever a missing, torn or foreign file makes PyTorch raise."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"it has no format {FORMAT} checkpoint in it")
-    if type(state.get("frames")) is not int or "learner" not in state:
-        raise ValueError("it has no frames, or nothing that was learned, in it")
-    return state
-
-
 def vocabulary(spec: Spec) -> dict[str, int]:
     """What the meaning of an agent's word ids depends on, saved with it."""
     return {
@@ -57,6 +47,16 @@ def check_vocabulary(state: Mapping[str, Any], spec: Spec) -> None:
     saved, own = state["vocabulary"], vocabulary(spec)
     if saved != own:
         raise ValueError(f"its instructions are of {saved}, those of the suite are of {own}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The state in a file. Raises whatever a missing, torn or foreign file makes PyTorch raise."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"it has no format {FORMAT} checkpoint in it")
+    if type(state.get("frames")) is not int or "learner" not in state:
+        raise ValueError("it has no frames, or nothing that was learned, in it")
+    return state
 
 
 class Checkpoints:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting, vocabulary
+from impala.evaluation.beside_training import BesideTraining
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
@@ -81,6 +82,7 @@ class Experiment:
     """See the module.
 
     staleness: None is no limit.
+    evaluations: None: there are none while the run trains.
     about: what else `summary.json` says of the run: the code it is of, the machine.
     resume: a state from `Checkpoints.load`, or None for a new run.
     population: the run's place in one, if it has one.
@@ -103,6 +105,7 @@ class Experiment:
         seed: int,
         about: Mapping[str, Any],
         staleness: Staleness | None = None,
+        evaluations: BesideTraining | None = None,
         resume: dict[str, Any] | None = None,
         population: PopulationMember | None = None,
     ) -> None:
@@ -118,6 +121,7 @@ class Experiment:
         self._run_dir = run_dir
         self._seed = seed
         self._staleness = staleness or Staleness()
+        self._evaluations = evaluations
         self._about = dict(about)
         self._population = population
         self._faults = FaultCounts([task.name for task in suite.tasks])
@@ -145,14 +149,16 @@ class Experiment:
                 closing.callback(lambda file=file: file.finish(exit_code))
             closing.callback(lambda: self._close_summary(status))
             closing.callback(self._learner.close)
+            closing.callback(self._suite.tidy)
             closing.callback(self._transport.close)
+            if self._evaluations is not None:
+                closing.callback(self._evaluations.close)
             try:
                 self._measures.published(self._updates)
                 self._transport.start(self._learner.agent, self._updates, self.actors_seed)
                 while self._frames < self._schedule.end_frames and not self._signal:
                     self._iterate()
-                self._log()
-                self._save()
+                self._end()
             except (NonFiniteError, OSError):
                 raise  # the last checkpoint is the last good one, or cannot be written
             except Exception:
@@ -161,9 +167,22 @@ class Experiment:
             done = self._frames >= self._schedule.total_frames
             status, exit_code = "finished" if done else "paused", 0
             if self._signal:
-                status, exit_code = "interrupted", 128 + self._signal
+                exit_code = 128 + self._signal
+                status = status if done else "interrupted"
                 log.info("stopped by %s", signal.Signals(self._signal).name)
         return Result(status, exit_code, self._score())
+
+    def _end(self) -> None:
+        """The last checkpoint and the last point, which has the last evaluation with it."""
+        metrics = self._measured()
+        self._save()
+        if self._evaluations is not None and not self._signal:
+            self._evaluations.finish(given_up=lambda: bool(self._signal))
+        if metrics:
+            if self._evaluations is not None:
+                metrics |= self._evaluations.results()
+            self._write(metrics)
+            self._commit()
 
     # One turn of the loop
 
@@ -262,6 +281,13 @@ class Experiment:
     # Numbers
 
     def _log_and_save_if_due(self) -> None:
+        if self._evaluations is not None:
+            if self._evaluations.due(self._frames):
+                self._save()
+                self._evaluations.start(self._frames, self._learner.agent)
+            self._evaluations.poll()
+        if self._frames >= self._schedule.end_frames:
+            return  # `_end` does
         now = time.monotonic()
         every_frames = self._schedule.log_every_frames
         if (
@@ -275,9 +301,15 @@ class Experiment:
         self._compare_if_due()
 
     def _log(self) -> None:
+        if metrics := self._measured():
+            if self._evaluations is not None:
+                metrics |= self._evaluations.results()
+            self._write(metrics)
+
+    def _measured(self) -> dict[str, float]:
+        """The numbers of the period that ends now; none if nothing was learned in it."""
         if self._frames == self._logged_frames:
-            return
-        now = time.monotonic()
+            return {}
         metrics = {
             "updates": float(self._updates),
             "time_s": self._elapsed_s(),
@@ -290,7 +322,10 @@ class Experiment:
         }
         if self._population:
             metrics |= self._population.metrics(metrics)
-        self._logged, self._logged_frames = now, self._frames
+        self._logged, self._logged_frames = time.monotonic(), self._frames
+        return metrics
+
+    def _write(self, metrics: dict[str, float]) -> None:
         for logger in self._loggers:
             logger.write(self._frames, metrics)
 
@@ -375,6 +410,9 @@ class Experiment:
             }
         )
         self._saved_frames = self._frames
+        self._commit()
+
+    def _commit(self) -> None:
         for file in (self._episodes_file, *self._loggers):
             file.commit(self._frames)
         if self._population:

@@ -1,5 +1,6 @@
 """`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
 
+import importlib.util
 import io
 import json
 import logging
@@ -26,6 +27,7 @@ import command_line
 import launch
 import run_directory
 from run_directory import claimed
+from tests.playing_here import PlayingHere
 
 LAUNCH = Path(launch.__file__).resolve()
 TINY = (
@@ -216,6 +218,13 @@ WHOLE = "expected a whole number, at least"
         ("network.torso.motion_gain=abc", ["motion_gain=abc: expected null or a number above 0"]),
         ("hydra.run.dir=/dev/null/x", ["Not a directory"]),
         ("inference=x", ["inference=x: there is no such choice, expected actor or server"]),
+        ("suite=catch videos=-1 evaluation.timeout_s=0 evaluation.at_once=0", [
+            f"videos=-1: {WHOLE} 0", f"evaluation.at_once=0: {WHOLE} 1",
+            "evaluation.timeout_s=0: expected a number above 0",
+        ]),
+        ("suite=catch total_frames=100 evaluation.every_frames=101 loggers=[]", [
+            "evaluation.every_frames=101 with total_frames=100: there would be no evaluation",
+        ]),
         ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
         ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
         ("resume=none", ["resume=none: expected the directory of a run, but it does not exist"]),
@@ -417,6 +426,69 @@ def test_evaluation_prints_writes_and_touches_nothing_else(finished):
     after = contents(run_dir)
     assert before.items() <= after.items()
     assert {path.name for path in after.keys() - before.keys()} == {"40.json", "evaluate.log"}
+
+
+@pytest.fixture
+def playing_here(monkeypatch):
+    monkeypatch.setattr("impala.evaluation.evaluator.Workers", PlayingHere)
+    monkeypatch.setattr(PlayingHere, "fails", None)
+    return PlayingHere
+
+
+def test_evaluation_beside_training_gives_the_numbers_of_one_afterwards(playing_here):
+    ran = run(
+        *TINY, f"total_frames={6 * UPDATE}", f"evaluation.every_frames={2 * UPDATE}",
+        "evaluation.games=5", f"log_every_frames={UPDATE}", "checkpoint.keep=9", "videos=1",
+        "loggers=[tensorboard]",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    run_dir = Path("outputs/catch/impala/latest").resolve()
+    lines = points(run_dir)
+    assert [line["frames"] for line in lines] == [UPDATE * (i + 1) for i in range(6)]
+    logged = {
+        line["frames"]: line["evaluation/frames"] for line in lines if "evaluation/frames" in line
+    }
+    # One portion is played in a turn; the last evaluation is waited for.
+    assert logged == {40: 40.0, 80: 80.0, 120: 120.0}
+    assert {f"ckpt_{frames}.pt" for frames in (40, 80, 120)} <= {
+        path.name for path in (run_dir / "checkpoints").iterdir()
+    }
+    report = json.loads((run_dir / "evaluation" / "120.json").read_text())
+    assert lines[-1]["evaluation/mean"] == report["score"]
+    assert [(run_dir / video).exists() for video in report["videos"]] == [True]
+    assert run("mode=evaluate", f"resume={run_dir}").code == 0
+    again = json.loads((run_dir / "evaluation" / "120.json").read_text())
+    assert (again["games"], again["weights"]) == (report["games"], report["weights"])
+
+
+def test_an_evaluation_that_is_stopped_says_how_to_go_on(finished, playing_here, monkeypatch):
+    command = ["mode=evaluate", f"resume={finished}", "evaluation.games=3", "evaluation.at_once=1"]
+    receive = PlayingHere.receive
+
+    def stopped(self, timeout_s):  # as by Ctrl-C: see the end of launch.py
+        if len(self._waiting) == 1:
+            sys.exit(130)
+        return receive(self, timeout_s)
+
+    monkeypatch.setattr(PlayingHere, "receive", stopped)
+    ran = run(*command)
+    assert ran.code == 130
+    assert "stopped: 2 of 3 games are finished and kept" in ran.out
+    assert f"go on with: python launch.py {shlex.join(command)}" in ran.out
+    monkeypatch.setattr(PlayingHere, "receive", receive)
+    ran = run(*command)
+    assert ran.code == 0 and "going on with" in ran.out
+
+
+def test_what_videos_and_tensorboard_need_is_looked_for_first(finished, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *_: None if name in ("av", "tensorboard") else find_spec(name),
+    )
+    for arguments in (("mode=evaluate", "videos=2"), ("total_frames=900", "loggers=[tensorboard]")):
+        ran = run(f"resume={finished}", *arguments)
+        assert ran.code == 2 and "pip install 'impala[" in ran.error
 
 
 # Failing
