@@ -22,7 +22,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log
-from omegaconf import OmegaConf, open_dict
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from command_line import CHOICES, RunFailed, UsageError, configured
 from run_directory import claimed, quoted, resume_command, shown
@@ -100,7 +101,12 @@ class GridSweeper(BasicSweeper):
             todo = {number: each for number, each in todo.items() if each is not None}
         sweep = Sweep(directory, jobs, on_error, socket.gethostname(), os.getpid())
         for number in todo:
-            self._check(sweep.jobs[number], self._placed(sweep, number, todo[number]), directory)
+            job = sweep.jobs[number]
+            placed = self._placed(sweep, number, todo[number])
+            try:
+                composed(self.hydra_context, self.config, placed, sweep.job_dir(number))
+            except (ValueError, OSError) as error:
+                raise UsageError(f"job {job.number} ({job.name}): {error}") from error
         return sweep, todo
 
     def _resumed(self, sweep: Sweep, job: Job, given: list[str]) -> list[str] | None:
@@ -124,25 +130,6 @@ class GridSweeper(BasicSweeper):
         where = [f"hydra.sweep.dir={quoted(str(sweep.directory))}", f"hydra.sweep.subdir={number}"]
         return [*overrides, *where]
 
-    def _check(self, job: Job, overrides: list[str], directory: Path) -> None:
-        """Raises what the job would be refused for when it begins."""
-        assert self.config is not None
-        assert self.hydra_context is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
-        with open_dict(config.hydra):
-            config.hydra.runtime.output_dir = str(directory / str(job.number))
-        before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)
-        cfg = copy.deepcopy(config)
-        with open_dict(cfg):
-            del cfg["hydra"]
-        try:
-            configured(cfg)
-        except (ValueError, OSError) as error:
-            raise UsageError(f"job {job.number} ({job.name}): {error}") from error
-        finally:
-            HydraConfig.instance().cfg = before
-
     def _run(self, sweep: Sweep, todo: dict[int, list[str]]) -> None:
         assert self.config is not None
         for number in todo:
@@ -157,7 +144,7 @@ class GridSweeper(BasicSweeper):
         if sweep.on_error == "stop":
             log.info("the first job that fails stops it (sweep.on_error=stop)")
         try:
-            with _passing_signals_on(sweep):
+            with passing_signals_on(sweep):
                 self._launch(sweep, todo)
         finally:
             self._report(sweep)
@@ -204,6 +191,24 @@ class GridSweeper(BasicSweeper):
         log.info("summary: %s", shown(sweep.directory / "summary.csv"))
 
 
+def composed(
+    context: HydraContext, config: DictConfig, overrides: list[str], job_dir: Path
+) -> DictConfig:
+    """The configuration of a job, checked: raises what it would be refused for when it begins."""
+    job = context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(job.hydra):
+        job.hydra.runtime.output_dir = str(job_dir)
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(job)
+    cfg = copy.deepcopy(job)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    try:
+        return configured(cfg)[0]
+    finally:
+        HydraConfig.instance().cfg = before
+
+
 def _clear(job_dir: Path) -> None:
     """Of a job that begins anew, because it had no checkpoint: its log stays."""
     if (job_dir / "checkpoints" / "last.pt").exists():
@@ -214,7 +219,7 @@ def _clear(job_dir: Path) -> None:
 
 
 @contextmanager
-def _passing_signals_on(sweep: Sweep) -> Iterator[None]:
+def passing_signals_on(sweep: Sweep) -> Iterator[None]:
     """While jobs run: no further one begins after SIGINT or SIGTERM, and those that run here in
     processes of their own save and end; the program exits after them. A second signal: at once.
     """
@@ -236,8 +241,8 @@ def _passing_signals_on(sweep: Sweep) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if caught:
-        sys.exit(128 + caught[0])
+        if caught:  # also where the launcher has failed, since the signal reached its processes
+            sys.exit(128 + caught[0])
 
 
 def _running_below(sweep: Sweep) -> Sequence[psutil.Process]:

@@ -9,6 +9,7 @@ import csv
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 import command_line
 from command_line import RunFailed, UsageError
 from hydra_plugins import search_space
+from hydra_plugins.grid_sweeper import composed, passing_signals_on
 from impala.population import (
     FAILED,
     Member,
@@ -42,19 +44,20 @@ from impala.population import (
 from impala.population_directory import PopulationDirectory, Record, space_as_json
 from impala.population_member import told
 from impala.population_runs import PopulationRuns
-from run_directory import claimed, resume_command, shown
+from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
+from sweep import Job, Sweep, write_sweep
 
 log = logging.getLogger(__name__)
 
-OWN_KEYS = ("resume", "stop_frames", "population", "hydra.sweep.subdir")  # that jobs are given
+OWN_KEYS = ("resume", "stop_frames", "population", "sweep.on_error")  # that jobs are given
 
 
 class PopulationSweeper(Sweeper):
     """Its arguments are the keys of conf/hydra/sweeper/population.yaml, where they are explained.
 
-    A sweep is resumed by the same command with `hydra.sweep.dir` of the first. What has happened is
-    in the population's directory only: nothing is kept here from round to round.
+    A sweep is resumed by the same command with `sweep.resume`. What has happened is in the
+    population's directory only: nothing is kept here from round to round.
     """
 
     def __init__(
@@ -97,19 +100,26 @@ class PopulationSweeper(Sweeper):
         """Trains the population. RunFailed if more members failed than may."""
         given = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        self._space, self._fixed = search_space.split(parser.parse_overrides(given))
+        parsed = parser.parse_overrides(given)
+        parsed = [o for o in parsed if o.key_or_group != "sweep.resume"]
+        self._space, self._fixed = search_space.split(parsed)
         cfg = self._checked()
         self._rule = Rule(**self._rule_options, seed=cfg.seed)
         self._total_frames = int(cfg.total_frames)
         self._open_directory()
         with claimed(self._directory.path):
             self._remember()
+            write_sweep(self._sweep)
+            (self._directory.path / ".stop").unlink(missing_ok=True)
             self._failures = sum(record.failed for record in self._directory.lineage())
             try:
                 (self._run_asynchronously if self._asynchronous else self._run_rounds)()
                 self._finish()
             except BaseException:
-                log.error("the sweep goes on with the same command and %s", self._resume_by())
+                log.error(
+                    "it goes on with the same command and sweep.resume=%s",
+                    quoted(shown(self._directory.path)),
+                )
                 raise
 
     # Before the first job
@@ -126,10 +136,8 @@ class PopulationSweeper(Sweeper):
             raise UsageError(f"{', '.join(own)}: that is up to the population")
         least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))
         for values in (least, most):  # a misspelt key is found here, and a value that cannot be
-            cfg = self._context.config_loader.load_sweep_config(
-                self._config, [*self._fixed, *_as_overrides(values)]
-            )
-            command_line.check_values(cfg)
+            overrides = [*self._fixed, *_as_overrides(values), f"hydra.sweep.dir={os.devnull}"]
+            cfg = composed(self._context, self._config, overrides, Path(os.devnull))
         if cfg.mode != "train":
             raise UsageError(f"mode={cfg.mode}: a population trains. Evaluate its best member")
         changeable = [key for key in command_line.CHANGEABLE if key.startswith("algorithm.")]
@@ -173,6 +181,8 @@ class PopulationSweeper(Sweeper):
         with read_write(self._config), open_dict(self._config):
             self._config.hydra.sweep.dir = str(path)
         self._directory = PopulationDirectory(path)
+        jobs = tuple(Job(i, f"member {i}", ()) for i in range(self._size))
+        self._sweep = Sweep(path, jobs, "continue", socket.gethostname(), os.getpid())
         self._runs = PopulationRuns(self._directory, self._fitness)
 
     def _remember(self) -> None:
@@ -299,7 +309,8 @@ class PopulationSweeper(Sweeper):
         jobs = [self._job(latest[i], stop_frames) for i in members]
         failed = {}
         try:
-            returns = self._launcher.launch(jobs, initial_job_idx=0)
+            with passing_signals_on(self._sweep):
+                returns = self._launcher.launch(jobs, initial_job_idx=0)
         except Exception:
             log.exception("the launcher failed")
             self._failures += 1
@@ -310,8 +321,6 @@ class PopulationSweeper(Sweeper):
                 elif member in self._before(stop_frames or self._total_frames):
                     failed[member] = RuntimeError("its job ended before its time")
         for member, error in failed.items():
-            if isinstance(error, UsageError):
-                raise error  # it is everyone's
             log.error("member %d failed: %s", member, error)
         self._failures += len(failed)
         if self._failures > self._max_failures:
@@ -324,7 +333,7 @@ class PopulationSweeper(Sweeper):
     def _job(self, record: Record, stop_frames: int | None) -> list[str]:
         """The overrides of a member's job, which begins or goes on."""
         path = self._directory.member(record.member)
-        where = _quoted(self._directory.path)
+        where = quoted(str(self._directory.path))
         overrides = [
             *self._fixed,
             *_as_overrides(record.new),
@@ -339,7 +348,7 @@ class PopulationSweeper(Sweeper):
             if self._runs.frames(record.member) is None:
                 self._runs.remove_unstarted(record.member)
             else:
-                overrides.append(f"resume={_quoted(path)}")
+                overrides.append(f"resume={quoted(str(path))}")
         return overrides
 
     # After the last job
@@ -391,9 +400,6 @@ class PopulationSweeper(Sweeper):
 
         log.info("wrote %s", shown(population_report.write(path)))
 
-    def _resume_by(self) -> str:
-        return f"hydra.sweep.dir={_quoted(Path(shown(self._directory.path)))}"
-
 
 def _wait_until_free(run_dir: Path) -> None:
     """Until nobody trains it: jobs that were started elsewhere outlive a sweeper that is killed."""
@@ -416,11 +422,7 @@ def _as_overrides(values: dict[str, Value]) -> list[str]:
 def _text(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return _quoted(value) if isinstance(value, str) else repr(value)
-
-
-def _quoted(value: str | Path) -> str:
-    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def _whole(name: str, value: Any, least: int, why: str = "") -> int:

@@ -35,6 +35,7 @@ from impala.population_directory import (
 )
 from impala.population_member import inherited
 from impala.population_report import ancestry, followed
+from impala.population_runs import PopulationRuns
 from tests.test_learner import actor_critic, batch_of, learner_of, random_storage
 
 LR = Interval("lr", 1e-4, 1e-1, log=True)
@@ -348,3 +349,32 @@ def test_curves_follow_the_ancestry_of_copies():
         (25, 0.0),
         (30, 0.0),
     ]
+
+
+def test_a_copy_is_placed_until_the_member_has_gone_on_from_it(tmp_path):
+    directory = PopulationDirectory(tmp_path)
+    runs = PopulationRuns(directory, "score/mean_capped")
+    folders = [Checkpoints(directory.member(m) / "checkpoints") for m in (0, 1)]
+
+    def save(member, frames, name):
+        directory.member(member).mkdir(exist_ok=True)
+        folders[member].save(
+            {"frames": frames, "learner": {"agent": name, "skipped": 0},
+             "scoreboard": {"returns": name, "games": 1}}
+        )  # fmt: skip
+
+    save(0, 10, "own")
+    save(1, 11, "donor")
+    donor = record(1, 1, frames=11, checkpoint=runs.pin(1, 1))
+    copy_of_it = record(0, 1, frames=10, parent=1)
+    save(1, 20, "donor, later")
+    for _ in range(2):  # a sweep that is killed may place it again
+        runs.place(copy_of_it, donor)
+        state = folders[0].load()
+        assert (state["frames"], state["learner"]["agent"]) == (10, "donor")
+    save(0, 12, "gone on")
+    runs.place(copy_of_it, donor)
+    assert folders[0].load()["learner"]["agent"] == "gone on"
+    # Who failed early goes on at the end of the round.
+    runs.place(copy_of_it._replace(frames=15, failed=True), donor)
+    assert (folders[0].load()["frames"], runs.frames(0)) == (15, 15)
