@@ -26,7 +26,7 @@ from impala.agents.agent import Agent
 from impala.children import die_with_parent, signals_held
 from impala.inference import LocalInference
 from impala.trajectory import empty_step
-from suites.score import Scoreboard
+from suites.score import Scoreboard, provenance
 from suites.suite import Suite
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,14 @@ def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
         "seed": evaluation.seed,
         "metrics": metrics,
         "games": {task.name: games[task.name] for task in suite.tasks},
-        "provenance": suite.provenance,
+        "provenance": provenance(
+            suite,
+            frames=frames,
+            games=f"{evaluation.games} whole games of each task, seed {evaluation.seed}",
+            levels="test",
+            actions="the likeliest" if evaluation.greedy else "drawn from the policy",
+            weights=f"checkpoint of {frames:,} frames",
+        ),
     }
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(report, indent=1) + "\n")
