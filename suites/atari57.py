@@ -15,9 +15,10 @@ Reference scores are data, in `atari57.csv`, one row a game in ALE's order:
   100 points; `r2d2_bandit` and `agent57` from the Agent57 paper, appendix H.4.
 
 Which column of random scores a published aggregate was computed with is found by computing it
-again (`python -m suites.published`). `random_impala` gives those of IMPALA (deep experts: median 191.8 %, mean 957.6 %;
-multi-task: 59.7 %, 176.9 %) and of Ape-X; `random_agent57_muzero` those of R2D2 and Agent57;
-`random` gives no published mean. Medians of IMPALA and capped means are the same under all three.
+again (`python -m suites.published`). `random_impala` gives those of IMPALA (deep experts: median
+191.8 %, mean 957.6 %; multi-task: 59.7 %, 176.9 %) and of Ape-X; `random_agent57_muzero` those of
+R2D2 and Agent57; `random` gives no published mean. Medians of IMPALA and capped means are the same
+under all three.
 """
 
 from __future__ import annotations

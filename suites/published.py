@@ -68,9 +68,7 @@ def published(suite: str) -> list[Published]:
 
 def comparisons() -> Iterator[Comparison]:
     """All printed aggregates, in the order of `published_aggregates.csv`."""
-    results = {
-        (row["suite"], row["result"]): _result(row) for row in _rows("published.csv")
-    }
+    results = {(row["suite"], row["result"]): _result(row) for row in _rows("published.csv")}
     for row in _rows("published_aggregates.csv"):
         result = results[row["suite"], row["result"]]
         yield Comparison(result, row["aggregate"], row["printed"], row["expected"], row["why"])

@@ -102,8 +102,8 @@ class Group:
         if len(grid) > CURVE_POINTS:
             grid = np.linspace(grid[0], end, CURVE_POINTS)
         held = np.stack([_held(run, keys, x, grid) for run in self.runs], 1)  # [grid, runs, keys]
-        known = np.isfinite(held).all(1)
-        some = known.any(1)
+        known = np.asarray(np.isfinite(held).all(axis=-2))
+        some = np.asarray(known.any(axis=-1))
         if not some.any():
             return None
         rows = [scores[:, there] for scores, there in zip(held[some], known[some], strict=True)]

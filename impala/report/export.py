@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
 
 import plotly.graph_objects as go
 import plotly.io
@@ -39,7 +40,7 @@ def export(drawn: Sequence[tuple[Part, Mapping[str, go.Figure]]], folder: Path) 
 
     try:
         for suffix in ("png", "svg"):
-            files = [stem.with_name(f"{stem.name}.{suffix}") for stem in stems]
+            files: list[str | Path] = [stem.with_name(f"{stem.name}.{suffix}") for stem in stems]
             plotly.io.write_images(figures, files)
     except (ChromeNotFoundError, RuntimeError) as error:
         if "Chrome" not in str(error):
@@ -59,7 +60,7 @@ def write_csv(figure: go.Figure, path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trace", "x", "y", "text", "error_minus", "error_plus"])
-        for trace in figure.data:
+        for trace in cast(tuple[Any, ...], figure.data):
             text = trace.hovertext
             error = trace.error_x
             for i, (x, y) in enumerate(zip(_list(trace.x), _list(trace.y), strict=True)):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from impala.report.comparison import CURVE_RESAMPLES, Curve, Group, Part
@@ -127,7 +128,9 @@ def scores_of_tasks(part: Part, published: Sequence[Published]) -> go.Figure:
     )  # fmt: skip
     ticks = np.array(TICKS, np.float64)
     figure.update_xaxes(
-        title=f"{HNS}, symmetric-log axis", tickvals=symlog(ticks), ticktext=[f"{t:,}" for t in TICKS]
+        title=f"{HNS}, symmetric-log axis",
+        tickvals=symlog(ticks),
+        ticktext=[f"{t:,}" for t in TICKS],
     )
     _tasks_down(figure, order)
     return figure
@@ -184,9 +187,13 @@ def profiles(part: Part) -> go.Figure:
             band = Curve(symlog(thresholds), value, low, high)
             _add_band(figure, band, 1.0, colour, group.label)
         figure.add_scatter(
-            x=_small(symlog(thresholds)), y=_small(value), name=group.label,
-            legendgroup=group.label, mode="lines", line={"color": colour, "width": 2, "shape": "hv"},
-        )  # fmt: skip
+            x=_small(symlog(thresholds)),
+            y=_small(value),
+            name=group.label,
+            legendgroup=group.label,
+            mode="lines",
+            line={"color": colour, "width": 2, "shape": "hv"},
+        )
     ticks = np.array(TICKS, np.float64)
     figure.add_vline(x=float(symlog(np.array(100.0))), line={"dash": "dash", "width": 1.2})
     figure.update_xaxes(title=f"{HNS}, symmetric-log axis", tickvals=symlog(ticks),
@@ -277,13 +284,19 @@ def _figure(*, height: int) -> go.Figure:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "hovermode": "closest",
             "font": {"family": "system-ui, sans-serif", "size": 13},
-            "xaxis": {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.6)"},
-            "yaxis": {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.6)"},
+            "xaxis": {
+                "gridcolor": "rgba(128,128,128,0.25)",
+                "zerolinecolor": "rgba(128,128,128,0.6)",
+            },
+            "yaxis": {
+                "gridcolor": "rgba(128,128,128,0.25)",
+                "zerolinecolor": "rgba(128,128,128,0.6)",
+            },
         }
     )
 
 
-def _small(values: Scores) -> Scores:
+def _small(values: Scores) -> NDArray[np.float32]:
     """Four bytes a number are enough for the eye, and halve the page."""
     return values.astype(np.float32)
 

@@ -35,6 +35,7 @@ from suites.statistics import (
     probability_of_improvement,
 )
 
+UNKNOWN = "\N{EN DASH}"
 VIDEO_BYTES = 3_000_000  # of videos that go into a page; further ones are linked
 COMPARED_GROUPS = 12  # pairs of more are not compared with each other
 
@@ -198,14 +199,14 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
         "seed": run.config.get("seed"),
         "frames": f"{int(run.last['frames']):,}",
         "hours": f"{run.last['time_s'] / 3600:.2f}",
-        "rate": f"{sum(rates) / len(rates):,.0f}" if rates else "–",
+        "rate": f"{sum(rates) / len(rates):,.0f}" if rates else UNKNOWN,
         "restarts": sum(run.summary.get("restarts", {}).values()),
         "aborted": sum(run.summary.get("aborted", {}).values()),
         "skipped": run.summary.get("updates_skipped", 0),
         "damaged": run.damaged_lines,
-        "commit": (run.summary.get("commit") or "–")[:12],
-        "machine": run.summary.get("machine", "–"),
-        "engine": run.provenance.get("engine", "–"),
+        "commit": (run.summary.get("commit") or UNKNOWN)[:12],
+        "machine": run.summary.get("machine", UNKNOWN),
+        "engine": run.provenance.get("engine", UNKNOWN),
         "evaluations": [
             (e.kind, f"{e.frames:,}", e.seed, _number(e.metrics[f"score/{run.headline}"], ""),
              sorted(e.provenance.items()))
@@ -229,7 +230,7 @@ def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any]:
 
 def _estimate(estimate: Estimate | None, name: str = "", *, with_interval: bool = True) -> str:
     if estimate is None:
-        return "–"
+        return UNKNOWN
     text = _number(estimate.value, name)
     if with_interval and estimate.interval:
         low, high = (_number(bound, name) for bound in estimate.interval)

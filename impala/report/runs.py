@@ -103,15 +103,25 @@ def read_run(directory: Path) -> Run:
     damaged: list[str] = []
     summary = _json(directory / "summary.json", damaged) or {}
     about = _json(directory / "suite.json", damaged) or summary
-    config = yaml.safe_load((directory / "config.yaml").read_text())
+    try:
+        config = yaml.safe_load((directory / "config.yaml").read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"config.yaml cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ValueError("config.yaml holds no configuration")
     evaluations = [
-        Evaluation(path, *(report[key] for key in ("frames", "games_per_task", "greedy", "seed")),
-                   report["metrics"], report["provenance"])
+        Evaluation(
+            path=path,
+            frames=report["frames"],
+            games_per_task=report["games_per_task"],
+            greedy=report["greedy"],
+            seed=report["seed"],
+            metrics=report["metrics"],
+            provenance=report["provenance"],
+        )
         for path in sorted((directory / "evaluation").glob("*.json"))
         if (report := _json(path, damaged))
-    ]  # fmt: skip
+    ]
     keys = {key for point in points for key in point}
     played = sorted(key.partition("/")[2] for key in keys if key.startswith("share/"))
     return Run(
