@@ -162,7 +162,7 @@ def test_only_the_seed_makes_runs_one_group(tmp_path):
             {"provenance": {**PROVENANCE, "random": "another column"}},
             "random: another column, there r",
         ),
-        ({"tasks": ("pong", "boxing")}, r"tasks: 2 \(pong, boxing\), there 2 \(pong, breakout\)"),
+        ({"tasks": ("pong", "boxing")}, "tasks: boxing, there breakout$"),
     ],
 )
 def test_different_protocols_stand_apart_with_the_reason(tmp_path, other, reason):

@@ -142,7 +142,7 @@ def parts(runs: Sequence[Run]) -> list[Part]:
 
     def differs(identity: tuple[Any, ...]) -> list[str]:
         pairs = zip(names, identity, first, strict=True)
-        found = [f"{name}: {_words(a)}, there {_words(b)}" for name, a, b in pairs if a != b]
+        found = [f"{name}: {_only(a, b)}, there {_only(b, a)}" for name, a, b in pairs if a != b]
         return found if identity[0] == first[0] else found[:1]  # all else differs with the suite
 
     return [
@@ -201,10 +201,13 @@ def _identity(run: Run) -> tuple[Any, ...]:
     return (run.suite, run.headline, run.tasks, *own)
 
 
-def _words(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"{len(value)} ({', '.join(value[:5])}{', ...' if len(value) > 5 else ''})"
-    return str(value)
+def _only(value: Any, other: Any) -> str:
+    """What a value, of items or of phrases between commas, has and the other has not."""
+    items, others = (v if isinstance(v, tuple) else v.split(", ") for v in (value, other))
+    own = [item for item in items if item not in others]
+    if not own:
+        return "none of these" if set(others) - set(items) else "another order"
+    return ", ".join(own[:8]) + (f" and {len(own) - 8} more" if len(own) > 8 else "")
 
 
 def shown(value: object) -> str:

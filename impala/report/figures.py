@@ -224,10 +224,8 @@ def per_task(
 
 
 def time_split(part: Part) -> go.Figure:
-    """Where the time of learner and actors goes, means over the run."""
-    figure = make_subplots(
-        1, 2, shared_yaxes=True, subplot_titles=("learner", "actors"), horizontal_spacing=0.04
-    )
+    """Where the time of learner (left) and actors (right) goes, means over the run."""
+    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04)
     keys = sorted({key for run in part.runs for p in run.points for key in p if "time/" in key})
     labels = [group.label for group in part.groups]
     for index, key in enumerate(keys):
