@@ -32,39 +32,49 @@ CONF = Path(__file__).resolve().parent / "conf"
 CHANGEABLE = (  # what a resumed run may be given anew; anything else would make it another run
     "mode", "resume", "total_frames", "num_actors", "envs_per_actor", "min_environments",
     "transport", "loggers", "device", "log_every_s", "log_every_frames", "checkpoint",
-    "evaluation", "learner", "restarts", "algorithm.optimizer.lr", "algorithm.agent.entropy_cost",
-    "algorithm.max_grad_norm", "algorithm.micro_batch", "algorithm.passes",
-    "algorithm.max_lag", "algorithm.stale", "actors", "inference",
+    "evaluation", "videos", "learner", "restarts", "algorithm.optimizer.lr",
+    "algorithm.agent.entropy_cost", "algorithm.max_grad_norm", "algorithm.micro_batch",
+    "algorithm.passes", "algorithm.max_lag", "algorithm.stale", "actors", "inference",
+    "algorithm.optimizer.eps", "stop_frames", "population", "sweep",
+)  # fmt: skip
+IN_PLACE = (  # of these, what can be changed without starting the run again
+    "algorithm.optimizer.lr", "algorithm.optimizer.eps", "algorithm.agent.entropy_cost",
+    "algorithm.max_grad_norm",
 )  # fmt: skip
 
 LEAST = {  # of whole numbers
     "seed": 0, "total_frames": 1, "num_actors": 1, "envs_per_actor": 1, "min_environments": 1,
     "log_every_frames": 1, "checkpoint.keep": 1, "transport.slots_per_environment": 2,
-    "evaluation.games": 1, "evaluation.num_workers": 1,
+    "evaluation.games": 1, "evaluation.num_workers": 1, "evaluation.every_frames": 1,
+    "evaluation.at_once": 1, "videos": 0,
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
-    "inference.min_batch": 1, "inference.max_batch": 1,
+    "inference.min_batch": 1, "inference.max_batch": 1, "stop_frames": 1,
 }  # fmt: skip
 MOST = {  # what no machine has, or no generator of random numbers
     "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
-    "transport.slots_per_environment": 1_000,
+    "transport.slots_per_environment": 1_000, "evaluation.at_once": 1_000,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
     "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s",
+    "evaluation.every_frames", "evaluation.timeout_s",
+    "stop_frames",
 )  # fmt: skip
 POSITIVE = (
     "log_every_s", "checkpoint.every_s", "algorithm.max_grad_norm", "algorithm.optimizer.lr",
     "restarts.backoff_s", "restarts.step_timeout_s", "actors.reassign_every_s",
+    "evaluation.timeout_s",
 )  # fmt: skip
-PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts")  # which are no groups
+PARTS = ("actors", "checkpoint", "evaluation", "learner", "restarts", "sweep")  # no groups
 CHOICES: dict[str, tuple[str | bool, ...]] = {
     "mode": ("train", "evaluate"),
     "device": ("auto", "cpu", "cuda"),
     "inference.device": ("auto", "cpu", "cuda"),
     "actors.outside": ("auto", "always", "never"),
     "restarts.then": ("stop", "continue"),
+    "sweep.on_error": ("continue", "stop"),
     "algorithm.stale": ("drop", "down_weight"),
     "learner.autocast": (True, False, "auto"),
     "loggers.weights_and_biases.mode": ("auto", "online", "offline", "disabled"),
@@ -103,8 +113,7 @@ def refusing(output_dir: str) -> Iterator[None]:
     except (ValueError, OSError, MemoryError, HydraException, OmegaConfBaseException) as error:
         log.debug("refused", exc_info=True)
         message = _explained(error)
-        if is_job_of_sweep():  # the jobs after this one still run
-            log.error("%s", message)
+        if is_job_of_sweep():  # which says so, and the jobs after this one still run
             raise UsageError(message) from error
         _remove_unused(Path(output_dir))
         print(f"launch.py: error: {message}", file=sys.stderr)
@@ -153,6 +162,8 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
         if not group.startswith("hydra/")
     }
     OmegaConf.update(cfg, "choices", choices, force_add=True)
+    if cfg.sweep.resume is not None and not is_job_of_sweep():
+        raise UsageError(f"sweep.resume={cfg.sweep.resume} goes on with a sweep: add -m")
     if cfg.resume is None:
         if cfg.mode == "evaluate":
             raise UsageError("mode=evaluate needs resume=<run directory>, whose agent is to play")
@@ -160,9 +171,14 @@ def configured(cfg: DictConfig) -> tuple[DictConfig, Path]:
     else:
         run_dir = existing_run_dir(cfg.resume)
         cfg = _resumed(cfg, run_dir, overrides)
+    check_values(cfg, wrong)
+    return cfg, run_dir
+
+
+def check_values(cfg: DictConfig, wrong: Collection[str] = ()) -> None:
+    """UsageError if a key has a value that it cannot have, or if something is `wrong` already."""
     if wrong := [*wrong, *_wrong_choices(cfg), *_wrong_sizes(cfg)]:
         raise UsageError("; ".join(dict.fromkeys(wrong)))
-    return cfg, run_dir
 
 
 def _check_parts(overrides: Sequence[Override]) -> None:
@@ -320,7 +336,7 @@ def _explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, InstantiationException) and error.__cause__:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    noise = "full_key:", "object_type=", "See https://hydra.cc"
+    noise = "full_key:", "object_type=", "reference_type=", "See https://hydra.cc"
     line = " ".join(line for line in lines if not line.startswith(noise))
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", line)
 
@@ -344,6 +360,8 @@ def _hints(arguments: Sequence[str], sweep: bool) -> list[str]:
         elif _is_group(key := override.key_or_group):
             options = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             value = override.value()
+            if override.is_sweep_override():
+                value = list(override.sweep_string_iterator())
             for choice in value if isinstance(value, list) else [value]:
                 if choice not in options and (choice is not None or key != "experiment"):
                     choice = _text(choice)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -41,17 +42,24 @@ from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
-from impala.evaluator import Evaluation, evaluate
+from impala.evaluation.beside_training import BesideTraining
+from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluator import evaluate
+from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
 from impala.inference_server import Batching
 from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
+from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
-from run_directory import claimed, link_latest, resume_command, shown
+from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
+from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
+from sweep import run_name
+from sweep_job import as_job
 
 log = logging.getLogger("launch")
 
@@ -62,6 +70,10 @@ Run = Callable[[], float | None]
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> float | None:
     """Returns the suite's headline score, for sweepers."""
+    return as_job(cfg, run_alone) if is_job_of_sweep() else run_alone(cfg)
+
+
+def run_alone(cfg: DictConfig) -> float | None:
     with command_line.refusing(HydraConfig.get().runtime.output_dir):
         cfg, run_dir = command_line.configured(cfg)
         build = build_training if cfg.mode == "train" else build_evaluation
@@ -74,8 +86,10 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     suite: Suite = instantiate(cfg.suite)
     suite.check()
     device = pick_device(cfg.device)
+    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     agent = build_agent(cfg, suite)
-    if cfg.choices.transport == "in_process" and cfg.actors.outside == "always":
+    in_process = cfg.choices.transport == "in_process"
+    if in_process and cfg.actors.outside == "always":
         raise UsageError("actors.outside=always makes processes: transport=in_process has none")
     mix, batching = build_mix(cfg, suite), build_batching(cfg)
     tasks = assign_tasks(
@@ -86,13 +100,23 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         cfg.min_environments,
         mix,
     )
+    outside = cfg.actors.outside
+    if outside == "auto" and suite.spec.outside and not in_process:
+        outside = "always"
     algorithm = cfg.algorithm
     check_slots(cfg, sum(map(len, tasks)))
     lock = claimed(run_dir) if cfg.resume is not None else None
     checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
     state = checkpoints.load() if cfg.resume is not None else None
     scoreboard = Scoreboard(suite.tasks)
-    if lock and state and state["frames"] >= cfg.total_frames:
+    schedule = Schedule(
+        cfg.total_frames,
+        cfg.log_every_s,
+        cfg.log_every_frames,
+        cfg.checkpoint.every_s,
+        cfg.stop_frames,
+    )
+    if lock and state and state["frames"] >= schedule.end_frames:
         lock.close()
         return lambda: already_finished(cfg, suite, scoreboard, state)
     pool = ActorPool(
@@ -101,10 +125,11 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         tasks=tasks,
         unroll_length=algorithm.unroll_length,
         life_loss_ends_episode=algorithm.life_loss_ends_episode,
-        outside=range(len(suite.tasks)) if cfg.actors.outside == "always" else (),
-        move_slow=cfg.actors.outside == "auto",
+        outside=range(len(suite.tasks)) if outside == "always" else (),
+        move_slow=outside == "auto",
         mix=mix,
         batching=batching,
+        log_dir=run_dir / "engine" if suite.spec.outside else None,
     )
     learner = Learner(
         agent,
@@ -117,11 +142,11 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         compile_loss=cfg.learner.compile,
         max_skipped=cfg.learner.max_skipped,
     )
-    torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
         learner=learner,
@@ -134,14 +159,14 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
         ),
         loggers=build_loggers(cfg, suite, run_dir, frames),
         scoreboard=scoreboard,
-        schedule=Schedule(
-            cfg.total_frames, cfg.log_every_s, cfg.log_every_frames, cfg.checkpoint.every_s
-        ),
+        schedule=schedule,
         run_dir=run_dir,
         seed=cfg.seed,
         staleness=Staleness(algorithm.max_lag, drop=algorithm.stale == "drop"),
+        evaluations=evaluations,
         about={"commit": commit(), "machine": machine()},
         resume=state,
+        population=build_population(cfg, learner),
     )
     lock = lock or claimed(run_dir)  # a new run's directory is nobody else's until now
     save_config(cfg, run_dir)
@@ -166,10 +191,10 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str]) -> float | None:
 def already_finished(
     cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any]
 ) -> float | None:
+    end = "stop_frames" if (cfg.stop_frames or math.inf) < cfg.total_frames else "total_frames"
     log.info(
-        "nothing to do: the run has %s frames already and total_frames=%s. Give a greater"
-        " total_frames to go on",
-        f"{state['frames']:,}", f"{cfg.total_frames:,}",
+        "nothing to do: the run has %s frames already and %s=%s. Give a greater %s to go on",
+        f"{state['frames']:,}", end, f"{cfg[end]:,}", end,
     )  # fmt: skip
     scoreboard.load_state_dict(state["scoreboard"])
     return scoreboard.metrics().get(f"score/{suite.headline}")
@@ -214,15 +239,81 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = Evaluation(
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
+
+    def run() -> float:
+        try:
+            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+        except BaseException:  # also by a signal
+            log.info("go on with: %s", again)
+            raise
+
+    return run
+
+
+def build_evaluations(
+    cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
+) -> BesideTraining | None:
+    every_frames = cfg.evaluation.every_frames
+    if every_frames is None:
+        return None
+    if every_frames > cfg.total_frames:
+        raise UsageError(
+            f"evaluation.every_frames={every_frames} with total_frames={cfg.total_frames}: there"
+            " would be no evaluation, set it to as many frames at most"
+        )
+    copied = copy.deepcopy(agent).cpu()
+    return BesideTraining(
+        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
+        every_frames=every_frames,
+        run_dir=run_dir,
+        resume_frames=resume_frames,
+    )
+
+
+def evaluation_of(
+    cfg: DictConfig,
+    suite: Suite,
+    agent: Agent,
+    *,
+    seed: int,
+    num_workers: int | None = None,
+    niceness: int = 0,
+) -> Evaluation:
+    """num_workers: unless the configuration names a number; None: one for each core."""
+    if cfg.videos:
+        check_encoder()
+        check_filmable(suite)
+    return Evaluation(
         suite=suite,
         agent=agent,
         games=cfg.evaluation.games,
         greedy=cfg.evaluation.greedy,
-        seed=cfg.seed + state["frames"],
-        num_workers=cfg.evaluation.num_workers or available_cores(),
+        seed=seed,
+        num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
+        at_once=cfg.evaluation.at_once,
+        outside=suite.spec.outside,
+        timeout_s=cfg.evaluation.timeout_s,
+        videos=cfg.videos,
+        niceness=niceness,
     )
-    return lambda: evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
+
+
+def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | None:
+    """The run's place in a population, if hydra/sweeper=population has started it."""
+    if cfg.population is None:
+        return None
+    return PopulationMember(
+        directory=Path(cfg.population.directory),
+        member=cfg.population.member,
+        setters={  # of command_line.IN_PLACE
+            "algorithm.optimizer.lr": partial(learner.set_option, "lr"),
+            "algorithm.optimizer.eps": partial(learner.set_option, "eps"),
+            "algorithm.agent.entropy_cost": partial(setattr, learner.agent, "entropy_cost"),
+            "algorithm.max_grad_norm": partial(setattr, learner, "max_grad_norm"),
+        },
+    )
 
 
 def build_loggers(
@@ -230,7 +321,7 @@ def build_loggers(
 ) -> list[Logger]:
     run = RunInfo(
         run_dir=run_dir,
-        name=run_dir.name,
+        name=run_name(run_dir),
         title=f"{suite.name} / {cfg.algorithm.name}",
         config=cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
         total_frames=cfg.total_frames,
@@ -314,7 +405,7 @@ def check_slots(cfg: DictConfig, environments: int) -> None:
 def save_config(cfg: DictConfig, run_dir: Path) -> None:
     """What the run is, whatever it was started or resumed by: `config.yaml`, resolved."""
     saved = copy.deepcopy(cfg)
-    saved.mode, saved.resume = "train", None
+    saved.mode, saved.resume, saved.sweep.resume = "train", None, None
     temporary = run_dir / ".config.yaml"
     OmegaConf.save(saved, temporary, resolve=True)
     os.replace(temporary, run_dir / "config.yaml")

@@ -23,9 +23,19 @@ def new_run_dir(resume: str | int | None, parent: str, seed: int) -> str:
     return _new_directory(Path(parent), f"_seed{seed}")
 
 
-def new_sweep_dir(parent: str) -> str:
-    """The directory of a sweep, made here; its jobs run in directories of it."""
-    return _new_directory(Path(parent), "")
+def new_sweep_dir(resume: str | int | None, parent: str) -> str:
+    """The directory of a sweep: the resumed one, or one made here; its jobs run in directories of
+    it. FileNotFoundError if there is no such sweep.
+    """
+    if resume is None:
+        return _new_directory(Path(parent), "")
+    path = Path(str(resume)).expanduser()
+    if not (path / "sweep.json").is_file():
+        what = "has no sweep.json" if path.is_dir() else "is no directory"
+        raise FileNotFoundError(
+            f"sweep.resume={resume}: expected the directory of a sweep, but it {what}"
+        )
+    return str(path.resolve())
 
 
 def existing_run_dir(resume: str | int) -> Path:
@@ -68,6 +78,14 @@ def sweep_name() -> str | None:
     return Path(HydraConfig.get().sweep.dir).name if is_job_of_sweep() else None
 
 
+def job_type() -> str:
+    """What a run is for: it may be a member of a population."""
+    is_member = is_job_of_sweep() and (
+        HydraConfig.get().runtime.choices.get("hydra/sweeper") == "population"
+    )
+    return "member" if is_member else "train"
+
+
 def link_latest(run_dir: Path) -> None:
     """`latest`, beside the runs, leads to the one that began last; a sweep's jobs have none."""
     if is_job_of_sweep():
@@ -82,12 +100,16 @@ def shown(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def resume_command(run_dir: Path, *overrides: str) -> str:
+def resume_command(run_dir: Path, *overrides: str, key: str = "resume") -> str:
     """A line for the shell that goes on with the run."""
-    path = shown(run_dir)
-    if not re.fullmatch(r"[\w/.+-]+", path):  # what Hydra reads without quotes of its own
-        path = '"' + path.replace('"', '\\"') + '"'
-    return shlex.join(["python", "launch.py", *overrides, f"resume={path}"])
+    return shlex.join(["python", "launch.py", *overrides, f"{key}={quoted(shown(run_dir))}"])
+
+
+def quoted(path: str) -> str:
+    """As a value in Hydra's grammar."""
+    if re.fullmatch(r"[\w/.+-]+", path):  # what it reads without quotes
+        return path
+    return '"' + path.replace('"', '\\"') + '"'
 
 
 def _new_directory(parent: Path, suffix: str) -> str:
@@ -102,7 +124,15 @@ def _new_directory(parent: Path, suffix: str) -> str:
         return str(path)
 
 
-for _resolver in (new_run_dir, new_sweep_dir, sweep_name):  # that conf/ calls by these names
+for _resolver in (
+    new_run_dir,
+    new_sweep_dir,
+    sweep_name,
+    job_type,
+):  # that conf/ calls by these names
     OmegaConf.register_new_resolver(
-        _resolver.__name__, _resolver, use_cache=_resolver is not sweep_name, replace=True
+        _resolver.__name__,
+        _resolver,
+        use_cache=_resolver in (new_run_dir, new_sweep_dir),
+        replace=True,
     )

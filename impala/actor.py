@@ -102,6 +102,7 @@ class Actor:
             life_loss_ends_episode=life_loss_ends_episode,
         )
         self._environments_s = self._inference_s = 0.0
+        self._level_cache = np.zeros(3, np.int64)
         self._clock: list[float] = []  # before and after each of the first group was sent to
         self._since_s = time.perf_counter()
         self._said: list[Broken | Slow | Reformed] = []
@@ -212,9 +213,18 @@ class Actor:
         environment = self._make(task, count, outside)
         member = Member(environment, task, self._games.numbers(task, count))
         if not outside:  # else it is asked for its first observation when that is there
-            self._games.started(member.numbers, *environment.reset())
+            self._started(member)
         self._watch(NO_TASK)
         return member
+
+    def _started(self, member: Member) -> None:
+        frame, info = member.environment.reset()
+        self._games.started(member.numbers, frame, info)
+        self._count_levels(info)
+
+    def _count_levels(self, info: dict[str, Any]) -> None:
+        if "level_cache" in info:
+            self._level_cache += info["level_cache"].sum(axis=0)
 
     # Unrolls
 
@@ -257,7 +267,10 @@ class Actor:
         environments_s, inference_s = self._environments_s, self._inference_s
         self._environments_s = self._inference_s = 0.0
         waiting_s = time.perf_counter() - self._since_s - environments_s - inference_s
-        return Unroll(slots, games, environments_s, inference_s, max(waiting_s, 0.0))
+        hits, misses, failures = self._level_cache.tolist()
+        self._level_cache[:] = 0
+        seconds = environments_s, inference_s, max(waiting_s, 0.0)
+        return Unroll(slots, games, *seconds, (hits, misses, failures))
 
     # Rows
 
@@ -311,7 +324,7 @@ class Actor:
                 if group.started:
                     self._receive(group)
                 else:
-                    self._games.started(group.members[0].numbers, *worker.reset())
+                    self._started(group.members[0])
                     group.started = True
             received = True
         return received
@@ -339,6 +352,7 @@ class Actor:
             ) = member.environment.recv()  # fmt: skip
             if "lives" in info:
                 lives[columns] = info["lives"]
+            self._count_levels(info)
             if "frames" in info:
                 frames[columns] = info["frames"]
             if "instruction" in info:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class ActorPool:
         processes; see `impala.pace`.
     mix: shares of the learner's frames; None: they fall where speed puts them.
     batching: of the server that answers the actors; None: each answers itself.
+    log_dir: where environments outside print to; None: where this process does.
     """
 
     suite: Suite
@@ -87,6 +89,7 @@ class ActorPool:
     move_slow: bool = False
     mix: Mix | None = None
     batching: Batching | None = None
+    log_dir: Path | None = None
 
     @property
     def num_actions(self) -> int:
@@ -174,7 +177,9 @@ class _Making:
         if outside:
             # Those that were found slow take what the others leave, unless all are to keep up.
             polite = self._pool.mix is None and task not in self._pool.outside
-            return WorkerEnv(suite, level, count, seeds, niceness=SLOW_NICENESS if polite else 0)
+            niceness = SLOW_NICENESS if polite else 0
+            log_dir = self._pool.log_dir
+            return WorkerEnv(suite, level, count, seeds, niceness=niceness, log_dir=log_dir)
         return suite.make(level, count, seeds)
 
 

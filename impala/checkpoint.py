@@ -49,6 +49,16 @@ def check_vocabulary(state: Mapping[str, Any], spec: Spec) -> None:
         raise ValueError(f"its instructions are of {saved}, those of the suite are of {own}")
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The state in a file. Raises whatever a missing, torn or foreign file makes PyTorch raise."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"it has no format {FORMAT} checkpoint in it")
+    if type(state.get("frames")) is not int or "learner" not in state:
+        raise ValueError("it has no frames, or nothing that was learned, in it")
+    return state
+
+
 class Checkpoints:
     """A run's folder `checkpoints/`: `ckpt_<frames>.pt`, the last `keep` of them, and `last.pt`.
 
@@ -97,6 +107,11 @@ class Checkpoints:
         ]
         return [path for _, path in sorted(found)]
 
+    def newest_frames(self) -> int | None:
+        """Of the newest numbered file; None if there is none. Nothing is read."""
+        numbered = self.numbered()
+        return int(numbered[-1].stem.removeprefix("ckpt_")) if numbered else None
+
     def load(self) -> dict[str, Any]:
         """The newest state that can be read.
 
@@ -112,11 +127,7 @@ class Checkpoints:
             )
         for path in candidates:
             try:
-                state = torch.load(path, map_location="cpu", weights_only=True)
-                if not isinstance(state, dict) or state.get("format") != FORMAT:
-                    raise ValueError(f"it has no format {FORMAT} checkpoint in it")
-                if type(state.get("frames")) is not int or "learner" not in state:
-                    raise ValueError("it has no frames, or nothing that was learned, in it")
+                state = read(path)
             except Exception as error:
                 log.warning(
                     "the checkpoint %s is damaged (%s: %s): trying the one before it",

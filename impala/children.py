@@ -6,11 +6,15 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DEATH_S = 10.0  # that processes may take to end with their parent
 _PARENT = "IMPALA_PARENT"  # variable of the environment, which a child has from the first moment
 
 
@@ -45,13 +49,43 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"its process ended with exit code {exit_code} and left no traceback"
 
 
-def die_with_parent() -> None:
+def kill_all(processes: Collection[BaseProcess]) -> None:
+    """Ends them at once, and waits until they and those that they started are gone."""
+    import psutil  # which children that only play do without
+
+    started = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            started += psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    for process in processes:
+        process.join()
+    end = time.monotonic() + DEATH_S
+    while time.monotonic() < end and any(_lives(process) for process in started):
+        time.sleep(0.01)
+
+
+def _lives(process: Any) -> bool:
+    """Unlike one that waits for somebody to ask how it ended: in a container that may be nobody.
+
+    Its first thread can be done before others are, and until then its files are open.
+    """
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
+        return process.is_running() and not ended
+    return False
+
+
+def die_with_parent(parent: int | None = None) -> None:
     """On Linux the kernel ends this process when its parent ends, even by SIGKILL.
 
-    For processes started under `signals_held`; as early in their lives as can be.
+    parent: its process; of those started under `signals_held` it is known. As early in the life of
+    a process as can be.
     """
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[_PARENT]):  # it has ended already
+        if os.getppid() != (parent or int(os.environ[_PARENT])):  # it has ended already
             sys.exit(0)

@@ -18,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting, vocabulary
+from impala.evaluation.beside_training import BesideTraining
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines
 from impala.loggers.logger import Logger
 from impala.measures import FaultCounts, Measures
+from impala.population_member import PopulationMember, inherited
 from impala.transport.transport import ActorError, Delivery, Transport
 from suites.score import Scoreboard, provenance
 from suites.suite import Suite
@@ -35,12 +37,20 @@ FIRST_POINT_S = 3.0  # after the first batch, at the latest: what is measured in
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run ends, logs and saves. Frames are environment frames, `_s` are seconds."""
+    """When a run ends, logs and saves. Frames are environment frames, `_s` are seconds.
+
+    stop_frames: if set, the run pauses there; schedules go over `total_frames` all the same.
+    """
 
     total_frames: int
     log_every_s: float
     log_every_frames: int | None  # if set, points are made by frames and not by time
     checkpoint_every_s: float
+    stop_frames: int | None = None
+
+    @property
+    def end_frames(self) -> int:
+        return min(self.total_frames, self.stop_frames or self.total_frames)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class Result:
-    status: str  # finished, interrupted or failed
+    status: str  # finished, paused, interrupted or failed
     exit_code: int  # 0; 130 after SIGINT, 143 after SIGTERM; 1
     score: float | None  # the suite's headline score in per cent, once a game has finished
 
@@ -72,8 +82,10 @@ class Experiment:
     """See the module.
 
     staleness: None is no limit.
+    evaluations: None: there are none while the run trains.
     about: what else `summary.json` says of the run: the code it is of, the machine.
     resume: a state from `Checkpoints.load`, or None for a new run.
+    population: the run's place in one, if it has one.
     """
 
     def __init__(
@@ -93,7 +105,9 @@ class Experiment:
         seed: int,
         about: Mapping[str, Any],
         staleness: Staleness | None = None,
+        evaluations: BesideTraining | None = None,
         resume: dict[str, Any] | None = None,
+        population: PopulationMember | None = None,
     ) -> None:
         self._suite = suite
         self._learner = learner
@@ -107,7 +121,9 @@ class Experiment:
         self._run_dir = run_dir
         self._seed = seed
         self._staleness = staleness or Staleness()
+        self._evaluations = evaluations
         self._about = dict(about)
+        self._population = population
         self._faults = FaultCounts([task.name for task in suite.tasks])
         self._frames = 0
         self._updates = 0
@@ -126,31 +142,47 @@ class Experiment:
         return self._seed + self._frames
 
     def run(self) -> Result:
-        """Trains until `total_frames`, or until a signal or an error. Everything is closed."""
+        """Trains until the schedule's end, a signal or an error. Everything is closed."""
         status, exit_code = "failed", 1
         with self._signals(), ExitStack() as closing:  # closed in reverse order, whatever fails
             for file in (*reversed(self._loggers), self._episodes_file):
                 closing.callback(lambda file=file: file.finish(exit_code))
             closing.callback(lambda: self._close_summary(status))
             closing.callback(self._learner.close)
+            closing.callback(self._suite.tidy)
             closing.callback(self._transport.close)
+            if self._evaluations is not None:
+                closing.callback(self._evaluations.close)
             try:
                 self._measures.published(self._updates)
                 self._transport.start(self._learner.agent, self._updates, self.actors_seed)
-                while self._frames < self._schedule.total_frames and not self._signal:
+                while self._frames < self._schedule.end_frames and not self._signal:
                     self._iterate()
-                self._log()
-                self._save()
+                self._end()
             except (NonFiniteError, OSError):
                 raise  # the last checkpoint is the last good one, or cannot be written
             except Exception:
                 self._save()  # the weights are whole: they change only within an update
                 raise
-            status, exit_code = "finished", 0
+            done = self._frames >= self._schedule.total_frames
+            status, exit_code = "finished" if done else "paused", 0
             if self._signal:
-                status, exit_code = "interrupted", 128 + self._signal
+                exit_code = 128 + self._signal
+                status = status if done else "interrupted"
                 log.info("stopped by %s", signal.Signals(self._signal).name)
         return Result(status, exit_code, self._score())
+
+    def _end(self) -> None:
+        """The last checkpoint and the last point, which has the last evaluation with it."""
+        metrics = self._measured()
+        self._save()
+        if self._evaluations is not None and not self._signal:
+            self._evaluations.finish(given_up=lambda: bool(self._signal))
+        if metrics:
+            if self._evaluations is not None:
+                metrics |= self._evaluations.results()
+            self._write(metrics)
+            self._commit()
 
     # One turn of the loop
 
@@ -249,6 +281,13 @@ class Experiment:
     # Numbers
 
     def _log_and_save_if_due(self) -> None:
+        if self._evaluations is not None:
+            if self._evaluations.due(self._frames):
+                self._save()
+                self._evaluations.start(self._frames, self._learner.agent)
+            self._evaluations.poll()
+        if self._frames >= self._schedule.end_frames:
+            return  # `_end` does
         now = time.monotonic()
         every_frames = self._schedule.log_every_frames
         if (
@@ -259,11 +298,18 @@ class Experiment:
             self._log()
         if now - self._saved >= self._schedule.checkpoint_every_s:
             self._save()
+        self._compare_if_due()
 
     def _log(self) -> None:
+        if metrics := self._measured():
+            if self._evaluations is not None:
+                metrics |= self._evaluations.results()
+            self._write(metrics)
+
+    def _measured(self) -> dict[str, float]:
+        """The numbers of the period that ends now; none if nothing was learned in it."""
         if self._frames == self._logged_frames:
-            return
-        now = time.monotonic()
+            return {}
         metrics = {
             "updates": float(self._updates),
             "time_s": self._elapsed_s(),
@@ -274,9 +320,37 @@ class Experiment:
             **self._transport.metrics(),
             "queue/fill": self._experience.waiting / self._transport.total_slots,
         }
-        self._logged, self._logged_frames = now, self._frames
+        if self._population:
+            metrics |= self._population.metrics(metrics)
+        self._logged, self._logged_frames = time.monotonic(), self._frames
+        return metrics
+
+    def _write(self, metrics: dict[str, float]) -> None:
         for logger in self._loggers:
             logger.write(self._frames, metrics)
+
+    def _compare_if_due(self) -> None:
+        """With the other members of the population, one of which this one may copy."""
+        games = sum(self._scoreboard.games(task) for task in range(len(self._suite.tasks)))
+        if not self._population or not self._population.due(games):
+            return
+        self._log()
+        self._save()
+        newest = self._checkpoints.folder / "last.pt"
+        donor = self._population.compared(
+            self._frames, games, self._scoreboard.metrics(), newest
+        )  # fmt: skip
+        if donor is not None:  # the next update publishes the weights
+            own = {
+                "learner": self._learner.state_dict(),
+                "scoreboard": self._scoreboard.state_dict(),
+            }
+            state = inherited(own, donor, self._frames)
+            with fitting():
+                self._learner.load_state_dict(state["learner"])
+                self._scoreboard.load_state_dict(state["scoreboard"])
+        self._population.apply()
+        self._save(again=True)
 
     def _elapsed_s(self) -> float:
         return self._time_s + time.monotonic() - self._started
@@ -323,9 +397,10 @@ class Experiment:
 
     # State
 
-    def _save(self) -> None:
+    def _save(self, again: bool = False) -> None:
+        """again: even if no frames were learned from since the last checkpoint."""
         self._saved = time.monotonic()
-        if self._frames == self._saved_frames and self._checkpoints.numbered():
+        if self._frames == self._saved_frames and self._checkpoints.numbered() and not again:
             return
         self._checkpoints.save(
             {
@@ -338,11 +413,17 @@ class Experiment:
                 "scoreboard": self._scoreboard.state_dict(),
                 "faults": self._faults.summary(),
                 "random": {"torch": torch.get_rng_state()},
+                **({"population": self._population.state_dict()} if self._population else {}),
             }
         )
         self._saved_frames = self._frames
+        self._commit()
+
+    def _commit(self) -> None:
         for file in (self._episodes_file, *self._loggers):
             file.commit(self._frames)
+        if self._population:
+            self._population.commit()
 
     def _restore(self, state: dict[str, Any]) -> None:
         with fitting():
@@ -354,6 +435,8 @@ class Experiment:
             self._scoreboard.load_state_dict(state["scoreboard"])
             self._faults.load(state.get("faults", {}))  # which older checkpoints do not have
             torch.set_rng_state(state["random"]["torch"])
+            if self._population and "population" in state:
+                self._population.load_state_dict(state["population"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -58,7 +58,7 @@ class Learner:
         self.optimizer = optimizer(self._parameters)
         self._base_lr = [group["lr"] for group in self.optimizer.param_groups]
         self._lr_schedule = lr_schedule
-        self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
+        self.max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self._device = device
         self._autocast = autocast
         self._loss: Callable[[Trajectory], Loss] = (
@@ -104,7 +104,7 @@ class Learner:
             total += loss.columns.detach().sum()
             for name, value in loss.metrics.items():
                 sums[name] = sums[name] + value if name in sums else value
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm, foreach=True)
         if not math.isfinite(float(norm + total)):
             return self._skip(batch)
         for group, lr in zip(self.optimizer.param_groups, self._base_lr, strict=True):
@@ -137,6 +137,15 @@ class Learner:
         self._sums, self._updates, self._columns = {}, 0, 0
         self._norms = 0.0
         return result
+
+    def set_option(self, name: str, value: float) -> None:
+        """Of the optimizer, from the next update on; "lr" is what the schedule multiplies."""
+        for group in self.optimizer.param_groups:
+            if name not in group:
+                raise ValueError(f"{type(self.optimizer).__name__} has no option {name!r}")
+            group[name] = value
+        if name == "lr":
+            self._base_lr = [value for _ in self._base_lr]
 
     def state_dict(self) -> dict[str, Any]:
         return {

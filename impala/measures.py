@@ -45,6 +45,7 @@ class Measures:
         self._updates = 0
         self._learner_s: dict[str, float] = defaultdict(float)
         self._actor_s = np.zeros(3)
+        self._level_cache = np.zeros(3, np.int64)
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -83,6 +84,7 @@ class Measures:
             self._learner_s.clear()
             self._published_s.fill(time.monotonic())
         self._actor_s += (delivery.environments_s, delivery.inference_s, delivery.waiting_s)
+        self._level_cache += delivery.level_cache
 
     def take(self, frames: int) -> dict[str, float]:
         """The metrics of the period that ends now, in which `frames` were learned from."""
@@ -100,6 +102,9 @@ class Measures:
         ):
             if actor_s:
                 result[f"time/actor_{part}"] = float(spent / actor_s)
+        if self._level_cache.any():
+            for name, count in zip(("hits", "misses", "failures"), self._level_cache, strict=True):
+                result[f"level_cache/{name}"] = float(count)
         processes = [self._process, *self._process.children(recursive=True)]
         result["memory/rss_mb"] = sum(_rss(process) for process in processes) / 2**20
         result["memory/open_files"] = float(self._process.num_fds())

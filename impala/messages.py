@@ -27,6 +27,7 @@ class Unroll:
     environments_s: float  # seconds spent in the environments,
     inference_s: float  # in the network,
     waiting_s: float  # and waiting for free slots, or for others, since the unroll before
+    level_cache: tuple[int, int, int] = (0, 0, 0)  # its hits, misses and failures
 
     @property
     def seconds(self) -> tuple[float, float, float]:
@@ -93,14 +94,14 @@ Said = Unroll | Broken | Slow | Reformed | Failed
 # Through a pipe: what is said once an unroll is packed by hand, the rest is pickled.
 
 _UNROLL, _FREE, _OTHER = b"u", b"f", b"o"  # the first byte
-_UNROLL_HEAD = struct.Struct("<qqddd")
+_UNROLL_HEAD = struct.Struct("<qqdddqqq")
 _FREE_HEAD = struct.Struct("<qqq")
 
 
 def packed(message: Order | Said) -> bytes:
     if isinstance(message, Unroll):
         slots = message.slots
-        head = _UNROLL_HEAD.pack(slots.start, slots.stop, *message.seconds)
+        head = _UNROLL_HEAD.pack(slots.start, slots.stop, *message.seconds, *message.level_cache)
         return _UNROLL + head + message.games.tobytes()
     if isinstance(message, Free):
         slots = message.slots
@@ -110,9 +111,10 @@ def packed(message: Order | Said) -> bytes:
 
 def unpacked(message: bytes) -> Any:
     if message[:1] == _UNROLL:
-        start, stop, *seconds = _UNROLL_HEAD.unpack_from(message, 1)
+        start, stop, *seconds, hits, misses, failures = _UNROLL_HEAD.unpack_from(message, 1)
         games = np.frombuffer(message, GAME, offset=1 + _UNROLL_HEAD.size)
-        return Unroll(slice(start, stop), games, *seconds)
+        level_cache = hits, misses, failures
+        return Unroll(slice(start, stop), games, *seconds, level_cache=level_cache)
     if message[:1] == _FREE:
         group, start, stop = _FREE_HEAD.unpack_from(message, 1)
         return Free(group, slice(start, stop))

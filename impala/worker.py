@@ -12,7 +12,9 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from impala.cores import on_any_core
 from impala.memory import SharedMemory
 from suites.suite import Spec, Suite, Task, TaskVectorEnv
 
+LAST_BYTES = 2000  # of what a process printed that ended without a word
 _DONE, _FAILED = b".", b"!"
 
 
@@ -34,6 +37,9 @@ class WorkerEnv(TaskVectorEnv):
 
     The environment is built and reset at once. `connection` is readable when the answer to the last
     request is there, so that `reset` or `recv` will not wait.
+
+    log_dir: where what the process prints goes, into a file named like the task and its first seed;
+        None: where this one's goes. If it ends without a word, the file's last lines are its cause.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class WorkerEnv(TaskVectorEnv):
         split: str = "train",
         *,
         niceness: int = 0,
+        log_dir: Path | None = None,
     ) -> None:
         spec = suite.spec
         super().__init__(
@@ -52,10 +59,11 @@ class WorkerEnv(TaskVectorEnv):
             seeds=seeds,
             frame_shape=spec.frame_shape,
             num_actions=spec.num_actions,
+            instruction_length=spec.instruction_length,
         )
-        record = _record(spec, num_envs)
-        memory = SharedMemory(record.itemsize)
-        self._shared = memory.array().view(record)[0]
+        memory = SharedMemory(_record(spec, num_envs).itemsize)
+        self._extras = tuple(_extras(spec))
+        self._shared = _views(memory, spec, num_envs)
         self.connection, theirs = Pipe()
         code = (
             "import sys; sys.path[:] = sys.argv[4:]; from impala import children;"
@@ -63,11 +71,21 @@ class WorkerEnv(TaskVectorEnv):
             " work(*map(int, sys.argv[1:4]))"
         )
         numbers = (theirs.fileno(), memory.descriptor, niceness)
-        with signals_held(), on_any_core():
+        self._log: Path | None = None
+        with ExitStack() as stack:
+            output = None
+            if log_dir is not None:
+                log_dir.mkdir(parents=True, exist_ok=True)
+                self._log = log_dir / f"{task.name}_{seeds[0]}.log"
+                output = stack.enter_context(self._log.open("ab"))
+            stack.enter_context(signals_held())
+            stack.enter_context(on_any_core())
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, *map(str, numbers), *sys.path],
+                [sys.executable, "-X", "faulthandler", "-c", code, *map(str, numbers), *sys.path],
                 pass_fds=numbers[:2],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
         theirs.close()
         memory.close()
@@ -84,7 +102,7 @@ class WorkerEnv(TaskVectorEnv):
             self._send_bytes(b"r" + (b"" if seeds is None else seeds.tobytes()))
         self._wait()
         self._resetting = False
-        return self._shared["frames"].copy(), self._info()
+        return self._shared["observations"].copy(), self._info()
 
     def _send(self, actions: np.ndarray) -> None:
         self._shared["actions"][:] = actions
@@ -93,15 +111,15 @@ class WorkerEnv(TaskVectorEnv):
     def _recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         self._wait()
         shared = self._shared
-        info = self._info()
-        if shared["has_final"]:
-            info["final_obs"] = shared["final_frames"].copy()
         return (
-            shared["frames"], shared["rewards"], shared["terminated"], shared["truncated"], info
+            shared["observations"], shared["rewards"], shared["terminated"], shared["truncated"],
+            self._info(),
         )  # fmt: skip
 
     def _info(self) -> dict[str, Any]:
-        return {"lives": self._shared["lives"].copy()} if self._shared["has_lives"] else {}
+        shared = self._shared
+        present = zip(self._extras, shared["present"].tolist(), strict=True)
+        return {name: shared[name].copy() for name, there in present if there}
 
     def _send_bytes(self, message: bytes) -> None:
         try:
@@ -113,27 +131,52 @@ class WorkerEnv(TaskVectorEnv):
         try:
             answer = self.connection.recv_bytes()
         except (EOFError, OSError):
-            raise WorkerError(how_it_ended(self._process.wait())) from None
+            raise WorkerError(how_it_ended(self._process.wait()) + self._last_words()) from None
         if answer[:1] == _FAILED:
             raise WorkerError(answer[1:].decode())
+
+    def _last_words(self) -> str:
+        if self._log is None or not self._log.exists():
+            return ""
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - LAST_BYTES))
+            return f"; the end of {self._log}:\n{file.read().decode(errors='replace').rstrip()}"
+
+
+def _extras(spec: Spec) -> dict[str, tuple[type, tuple[int, ...]]]:
+    """What `info` may have besides: type and shape of it for each environment."""
+    extras: dict[str, tuple[type, tuple[int, ...]]] = {
+        "final_obs": (np.uint8, spec.frame_shape),
+        "lives": (np.int32, ()),
+        "frames": (np.int64, ()),
+        "level_cache": (np.int32, (3,)),
+    }
+    if spec.instruction_length:
+        ids = np.int32, (spec.instruction_length,)
+        extras |= {"instruction": ids, "final_instruction": ids}
+    return extras
 
 
 def _record(spec: Spec, num_envs: int) -> np.dtype:
     """What parent and child share, as one structured value."""
-    frames = (num_envs, *spec.frame_shape)
-    return np.dtype(
-        [
-            ("actions", np.int64, (num_envs,)),
-            ("rewards", np.float64, (num_envs,)),
-            ("lives", np.int32, (num_envs,)),
-            ("terminated", np.bool_, (num_envs,)),
-            ("truncated", np.bool_, (num_envs,)),
-            ("has_lives", np.bool_),
-            ("has_final", np.bool_),
-            ("frames", np.uint8, frames),
-            ("final_frames", np.uint8, frames),
-        ]
-    )
+    fields: list[tuple[str, type, tuple[int, ...]]] = [
+        ("actions", np.int64, ()),
+        ("rewards", np.float64, ()),
+        ("terminated", np.bool_, ()),
+        ("truncated", np.bool_, ()),
+        ("observations", np.uint8, spec.frame_shape),
+    ]
+    extras = _extras(spec)
+    fields += [(name, kind, shape) for name, (kind, shape) in extras.items()]
+    record = [(name, kind, (num_envs, *shape)) for name, kind, shape in fields]
+    return np.dtype([*record, ("present", np.bool_, (len(extras),))])
+
+
+def _views(memory: SharedMemory, spec: Spec, num_envs: int) -> dict[str, np.ndarray]:
+    """The arrays of the record, by name."""
+    record = _record(spec, num_envs)
+    value = memory.array().view(record)[0]
+    return {name: value[name] for name in record.names or ()}
 
 
 def work(connection_descriptor: int, memory_descriptor: int, niceness: int) -> None:
@@ -152,17 +195,23 @@ def work(connection_descriptor: int, memory_descriptor: int, niceness: int) -> N
 
 def _serve(connection: Connection, memory_descriptor: int) -> None:
     suite, task, num_envs, seeds, split = pickle.loads(connection.recv_bytes())
-    record = _record(suite.spec, num_envs)
-    memory = SharedMemory(record.itemsize, memory_descriptor)
-    shared = memory.array().view(record)[0]
+    memory = SharedMemory(_record(suite.spec, num_envs).itemsize, memory_descriptor)
+    shared = _views(memory, suite.spec, num_envs)
     memory.close()
+    extras = tuple(_extras(suite.spec))
     environment: TaskVectorEnv = suite.make(task, num_envs, seeds, split)
 
-    def show(frames: np.ndarray, info: dict[str, Any]) -> None:
-        shared["frames"][:] = frames
-        shared["has_lives"] = "lives" in info
-        if "lives" in info:
-            shared["lives"][:] = info["lives"]
+    def show(frames: np.ndarray, info: dict[str, Any], ended: Sequence[int] = ()) -> None:
+        shared["observations"][:] = frames
+        for i, name in enumerate(extras):
+            shared["present"][i] = name in info
+            if name not in info:
+                continue
+            if name.startswith("final_"):  # its other rows mean nothing, and may be of any type
+                for row in ended:
+                    shared[name][row] = info[name][row]
+            else:
+                shared[name][:] = info[name]
 
     show(*environment.reset())
     connection.send_bytes(_DONE)
@@ -175,15 +224,10 @@ def _serve(connection: Connection, memory_descriptor: int) -> None:
             show(*environment.reset(seed=seeds))
         else:
             frames, rewards, terminated, truncated, info = environment.step(shared["actions"])
-            show(frames, info)
+            show(frames, info, np.flatnonzero(terminated | truncated).tolist())
             shared["rewards"][:] = rewards
             shared["terminated"][:] = terminated
             shared["truncated"][:] = truncated
-            shared["has_final"] = "final_obs" in info
-            if "final_obs" in info:
-                ended = np.flatnonzero(terminated | truncated)
-                for index in ended:
-                    shared["final_frames"][index] = info["final_obs"][index]
         connection.send_bytes(_DONE)
 
 

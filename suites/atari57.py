@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from suites.suite import Spec, Task, TaskVectorEnv, check_task, select_names
+from suites.atari_camera import AtariCamera
+from suites.suite import EngineMissing, Spec, Task, TaskVectorEnv, check_task, select_names
 
 RANDOM_COLUMNS = ("random_impala", "random_agent57_muzero", "random")
 FRAMES_PER_STEP = 4
@@ -123,12 +124,24 @@ class Atari57:
             threads=threads,
         )
 
+    def camera(self, task: Task, seed: int, frame: np.ndarray, info: dict[str, Any]) -> AtariCamera:
+        """See `suites.camera.Filmed`."""
+        return AtariCamera(
+            game=task.test_level,
+            seed=seed,
+            noops=int(info["frame_number"][0]),
+            sticky_actions=self.sticky_actions,
+            full_action_space=self.full_action_space,
+            frames_per_step=self.spec.frames_per_step,
+            action_map=self._action_map,
+        )
+
     def check(self) -> None:
         """Raises ValueError unless ale-py and the ROM of every game are there."""
         try:
             from ale_py import roms
         except ImportError as error:
-            raise ValueError(
+            raise EngineMissing(
                 f"atari57 is played by ale-py, which cannot be imported ({error}): "
                 "pip install 'ale-py>=0.12'"
             ) from error
@@ -144,6 +157,12 @@ class Atari57:
                 f"{len(problems)} of {len(self.tasks)} ROMs cannot be used; reinstall ale-py, or "
                 "see to the directory that ALE_ROMS_DIR names:\n  " + "\n  ".join(problems)
             )
+
+    def tidy(self) -> None:
+        """Nothing is left behind."""
+
+    def _action_map(self, own: Sequence[str]) -> np.ndarray:
+        return shared_action_map(own) if self.full_action_space else np.arange(len(own))
 
     def _provenance(self, random_column: str) -> dict[str, str]:
         matching = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from suites.camera import ObservationCamera
 from suites.suite import Spec, Task, TaskVectorEnv, check_task
 
 LEFT, STAY, RIGHT = 0, 1, 2
@@ -46,8 +47,17 @@ class Catch:
         check_task(task, self.tasks, split)
         return CatchVectorEnv(num_envs=num_envs, seeds=seeds, spec=self.spec)
 
+    def camera(
+        self, task: Task, seed: int, frame: np.ndarray, info: dict[str, Any]
+    ) -> ObservationCamera:
+        """See `suites.camera.Filmed`. The game has no speed of its own: people can follow this."""
+        return ObservationCamera(frame, pictures_per_s=5.0)
+
     def check(self) -> None:
         """Nothing can be missing: numpy is all that it takes."""
+
+    def tidy(self) -> None:
+        """Nothing is left behind."""
 
 
 class CatchVectorEnv(TaskVectorEnv):

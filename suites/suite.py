@@ -20,6 +20,10 @@ SCORE_WINDOW = 100  # whole games of each task behind every reported score
 MAX_SEED = 2**31 - 1  # engines keep seeds in a signed 32-bit integer
 
 
+class EngineMissing(ValueError):
+    """The engine of a suite is not installed; the message says how to install it."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One game. `random_return` and `human_return` are raw whole-game returns."""
@@ -49,6 +53,7 @@ class Spec:
     frames_per_step: int  # environment frames for each agent step (action repeat)
     instruction_length: int = 0  # word ids of an instruction at most; 0: there are none
     vocabulary_size: int = 0  # word ids are 0 (padding) to vocabulary_size - 1
+    outside: bool = False  # its engine wants a process for each environment
 
     def __post_init__(self) -> None:
         length, size = self.instruction_length, self.vocabulary_size
@@ -68,7 +73,16 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
     `recv` returns frames uint8 [N, *frame_shape], raw rewards [N], terminated and truncated
     bool [N] (never both), and `info`. On a step at which a game ended, row i of
     `info["final_obs"]` is the true last observation of each game i that did; its other rows mean
-    nothing. Without an end the key is absent.
+    nothing. Without an end the key is absent. What else `info` may have, of `reset` too:
+
+    - `instruction`, where `instruction_length` is not 0: int32 [N, instruction_length], word ids of
+      the instruction shown with the observation that is returned. `final_instruction`, likewise, is
+      that of `final_obs`, and has to be there where an episode was truncated.
+    - `lives`: int32 [N].
+    - `frames`, of steps only: int64 [N], environment frames that were played, where an episode may
+      end within a step. Without it each step played all of them.
+    - `level_cache`: int32 [N, 3], hits, misses and failures of a cache of levels since the last
+      `info`.
 
     Engines implement `_reset`, `_send` and `_recv`. Misuse that would hang or confuse an engine
     raises here: ValueError for a wrong action or seed, RuntimeError for calls out of turn, and for
@@ -76,7 +90,13 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
     """
 
     def __init__(
-        self, *, num_envs: int, seeds: Sequence[int], frame_shape: tuple[int, ...], num_actions: int
+        self,
+        *,
+        num_envs: int,
+        seeds: Sequence[int],
+        frame_shape: tuple[int, ...],
+        num_actions: int,
+        instruction_length: int = 0,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: expected at least 1")
@@ -88,6 +108,7 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         self.single_observation_space = gymnasium.spaces.Box(0, 255, frame_shape, np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(num_actions)
         self._num_actions = num_actions
+        self._instruction_length = instruction_length
         batch_space = gymnasium.vector.utils.batch_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -115,6 +136,7 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         self._started = True
         frames, info = self._reset(seeds)
         self._check_frames(frames)
+        self._check_info(info)
         return frames, info
 
     def send(self, actions: np.ndarray) -> None:
@@ -142,6 +164,7 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         self._sent = False
         frames, rewards, terminated, truncated, info = self._recv()
         self._check_frames(frames)
+        self._check_info(info)
         for name, value, kind in (
             ("rewards", rewards, "fiu"), ("terminated", terminated, "b"),
             ("truncated", truncated, "b"),
@@ -184,6 +207,25 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
                     f"the environment cut an episode with {given} in info['final_obs'] for its"
                     f" last frame, expected {shape} of uint8"
                 )
+        if self._instruction_length and len(cut):
+            self._check_entry(info, "final_instruction", np.int32, self._instruction_length)
+
+    def _check_info(self, info: dict[str, Any]) -> None:
+        if self._instruction_length:
+            self._check_entry(info, "instruction", np.int32, self._instruction_length)
+        if "frames" in info:
+            self._check_entry(info, "frames", np.int64)
+
+    def _check_entry(self, info: dict[str, Any], name: str, kind: type, *shape: int) -> None:
+        """It has to be there, with a row for each environment."""
+        value = info.get(name)
+        shape = (self.num_envs, *shape)
+        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != kind:
+            given = f"{value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else value
+            raise RuntimeError(
+                f"the environment returned info[{name!r}]={given}, expected an array {shape} of"
+                f" {np.dtype(kind)}"
+            )
 
     def _check_seeds(self, seeds: Sequence[int] | np.ndarray) -> np.ndarray:
         values = np.asarray(seeds)
@@ -206,7 +248,8 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
 
 
 class Suite(Protocol):
-    """The contract. Implementations are `suites.atari57.Atari57`, `suites.catch.Catch`.
+    """The contract. Implementations are `suites.atari57.Atari57`, `suites.dmlab30.DmLab30`,
+    `suites.catch.Catch`.
 
     A suite must be picklable: it is sent to the processes that play it.
     """
@@ -229,7 +272,12 @@ class Suite(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises ValueError, saying what to do, unless every task can be played on this machine."""
+        """Raises ValueError, saying what to do, unless every task can be played on this machine;
+        `EngineMissing` if none can."""
+        ...
+
+    def tidy(self) -> None:
+        """Removes what engines that were killed left behind. Others may be playing."""
         ...
 
 

@@ -70,6 +70,9 @@ class CountingSuite:
     def check(self) -> None:
         pass
 
+    def tidy(self) -> None:
+        pass
+
 
 class CountingEnv(TaskVectorEnv):
     """fault: "slow" takes a second for each step, "sluggish" a 20th; the others happen at the 50th:
@@ -92,6 +95,7 @@ class CountingEnv(TaskVectorEnv):
             seeds=seeds,
             frame_shape=spec.frame_shape,
             num_actions=spec.num_actions,
+            instruction_length=spec.instruction_length,
         )
         self._suite, self._length, self._truncates = suite, length, truncates
         self._count = np.zeros(num_envs, np.int64)

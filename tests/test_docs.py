@@ -10,6 +10,7 @@ import hydra
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig
 
 import run_directory  # noqa: F401  (what conf/ calls by name)
@@ -17,6 +18,7 @@ import run_directory  # noqa: F401  (what conf/ calls by name)
 ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = {"suite=cartpole", "algorithm=reinforce"}  # of files that the texts ask to make
+EXAMPLES |= {f"hydra/launcher={name}" for name in ("submitit_slurm", "submitit_local", "ray")}
 UNDESCRIBED = re.compile(r".*(_target_|_partial_|foreach)|algorithm\.(name|experience\..*)")
 
 
@@ -39,19 +41,26 @@ def compose(overrides: list[str]) -> DictConfig:
 
 @pytest.mark.parametrize("command", commands())
 def test_commands_in_the_texts_compose(command: str) -> None:
-    words = command.replace("$RUN", "null").split()
+    words = command.replace("$RUN", "run").split()
     parsed = OverridesParser.create().parse_overrides([word for word in words if word != "-m"])
     for override in parsed:
         assert override.is_sweep_override() <= ("-m" in words), f"{override.input_line} needs -m"
     # Of a sweep the first: key=a of key=a,b.
     compose(
         [
-            f"{override.key_or_group}={next(override.sweep_string_iterator())}"
+            f"{override.key_or_group}={first(override)}"
             if override.is_sweep_override()
             else str(override.input_line)
             for override in parsed
         ]
     )
+
+
+def first(override: Override) -> object:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return value.start
+    return next(override.sweep_string_iterator())
 
 
 def leaves(cfg: DictConfig, prefix: str = "") -> dict[str, object]:
@@ -62,9 +71,9 @@ def leaves(cfg: DictConfig, prefix: str = "") -> dict[str, object]:
     return found
 
 
-def described() -> dict[str, str]:
-    """Key -> default as written in the tables of `docs/configuration.md`."""
-    text = (ROOT / "docs" / "configuration.md").read_text()
+def described(name: str = "configuration.md") -> dict[str, str]:
+    """Key -> default as written in the tables of a text in `docs/`."""
+    text = (ROOT / "docs" / name).read_text()
     found: dict[str, str] = {}
     for keys, defaults in re.findall(r"^\| (`.*?`) \| (`.*?`) \|", text, re.MULTILINE):
         names, values = re.findall(r"`(.*?)`", keys), re.findall(r"`(.*?)`", defaults)
@@ -74,7 +83,7 @@ def described() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("suite", ["atari57", "catch"])
+@pytest.mark.parametrize("suite", ["atari57", "catch", "dmlab30"])
 def test_every_key_is_described_with_its_default(suite: str) -> None:
     defaults = leaves(compose(["network/core=lstm"]))
     described_keys = described()
@@ -82,8 +91,15 @@ def test_every_key_is_described_with_its_default(suite: str) -> None:
         if UNDESCRIBED.fullmatch(key):
             continue
         assert key in described_keys, f"docs/configuration.md does not describe {key}"
-        if key.startswith(f"suite.{suite}") or defaults.get(key) == value:
+        if key.startswith("suite.") or defaults.get(key) == value:
             assert yaml.safe_load(described_keys[key]) == value, key
+
+
+def test_every_key_of_a_population_is_described_with_its_default() -> None:
+    keys = yaml.safe_load((ROOT / "conf/hydra/sweeper/population.yaml").read_text())
+    del keys["_target_"]
+    found = {key: yaml.safe_load(text) for key, text in described("population.md").items()}
+    assert found == {f"hydra.sweeper.{key}": value for key, value in keys.items()}
 
 
 def test_nothing_is_described_that_is_no_key() -> None:
@@ -94,7 +110,7 @@ def test_nothing_is_described_that_is_no_key() -> None:
         "network/core",
         "algorithm.experience",
     }  # groups and nodes
-    for suite in ("atari57", "catch"):
+    for suite in ("atari57", "catch", "dmlab30"):
         for optimizer in ("rmsprop", "adam"):
             choices = [f"suite={suite}", f"algorithm/optimizer={optimizer}", "network/core=lstm"]
             choices += ["inference=server"]

@@ -1,5 +1,6 @@
 """`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
 
+import importlib.util
 import io
 import json
 import logging
@@ -26,6 +27,7 @@ import command_line
 import launch
 import run_directory
 from run_directory import claimed
+from tests.playing_here import PlayingHere
 
 LAUNCH = Path(launch.__file__).resolve()
 TINY = (
@@ -221,6 +223,13 @@ WHOLE = "expected a whole number, at least"
         ("network.torso.motion_gain=abc", ["motion_gain=abc: expected null or a number above 0"]),
         ("hydra.run.dir=/dev/null/x", ["Not a directory"]),
         ("inference=x", ["inference=x: there is no such choice, expected actor or server"]),
+        ("suite=catch videos=-1 evaluation.timeout_s=0 evaluation.at_once=0", [
+            f"videos=-1: {WHOLE} 0", f"evaluation.at_once=0: {WHOLE} 1",
+            "evaluation.timeout_s=0: expected a number above 0",
+        ]),
+        ("suite=catch total_frames=100 evaluation.every_frames=101 loggers=[]", [
+            "evaluation.every_frames=101 with total_frames=100: there would be no evaluation",
+        ]),
         ("mode=evaluate", ["mode=evaluate needs resume=<run directory>"]),
         ("device=foo", ["device=foo: expected auto, cpu or cuda"]),
         ("resume=none", ["resume=none: expected the directory of a run, but it does not exist"]),
@@ -424,6 +433,69 @@ def test_evaluation_prints_writes_and_touches_nothing_else(finished):
     assert {path.name for path in after.keys() - before.keys()} == {"40.json", "evaluate.log"}
 
 
+@pytest.fixture
+def playing_here(monkeypatch):
+    monkeypatch.setattr("impala.evaluation.evaluator.Workers", PlayingHere)
+    monkeypatch.setattr(PlayingHere, "fails", None)
+    return PlayingHere
+
+
+def test_evaluation_beside_training_gives_the_numbers_of_one_afterwards(playing_here):
+    ran = run(
+        *TINY, f"total_frames={6 * UPDATE}", f"evaluation.every_frames={2 * UPDATE}",
+        "evaluation.games=5", f"log_every_frames={UPDATE}", "checkpoint.keep=9", "videos=1",
+        "loggers=[tensorboard]",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    run_dir = Path("outputs/catch/impala/latest").resolve()
+    lines = points(run_dir)
+    assert [line["frames"] for line in lines] == [UPDATE * (i + 1) for i in range(6)]
+    logged = {
+        line["frames"]: line["evaluation/frames"] for line in lines if "evaluation/frames" in line
+    }
+    # One portion is played in a turn; the last evaluation is waited for.
+    assert logged == {40: 40.0, 80: 80.0, 120: 120.0}
+    assert {f"ckpt_{frames}.pt" for frames in (40, 80, 120)} <= {
+        path.name for path in (run_dir / "checkpoints").iterdir()
+    }
+    report = json.loads((run_dir / "evaluation" / "120.json").read_text())
+    assert lines[-1]["evaluation/mean"] == report["score"]
+    assert [(run_dir / video).exists() for video in report["videos"]] == [True]
+    assert run("mode=evaluate", f"resume={run_dir}").code == 0
+    again = json.loads((run_dir / "evaluation" / "120.json").read_text())
+    assert (again["games"], again["weights"]) == (report["games"], report["weights"])
+
+
+def test_an_evaluation_that_is_stopped_says_how_to_go_on(finished, playing_here, monkeypatch):
+    command = ["mode=evaluate", f"resume={finished}", "evaluation.games=3", "evaluation.at_once=1"]
+    receive = PlayingHere.receive
+
+    def stopped(self, timeout_s):  # as by Ctrl-C: see the end of launch.py
+        if len(self._waiting) == 1:
+            sys.exit(130)
+        return receive(self, timeout_s)
+
+    monkeypatch.setattr(PlayingHere, "receive", stopped)
+    ran = run(*command)
+    assert ran.code == 130
+    assert "stopped: 2 of 3 games are finished and kept" in ran.out
+    assert f"go on with: python launch.py {shlex.join(command)}" in ran.out
+    monkeypatch.setattr(PlayingHere, "receive", receive)
+    ran = run(*command)
+    assert ran.code == 0 and "going on with" in ran.out
+
+
+def test_what_videos_and_tensorboard_need_is_looked_for_first(finished, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *_: None if name in ("av", "tensorboard") else find_spec(name),
+    )
+    for arguments in (("mode=evaluate", "videos=2"), ("total_frames=900", "loggers=[tensorboard]")):
+        ran = run(f"resume={finished}", *arguments)
+        assert ran.code == 2 and "pip install 'impala[" in ran.error
+
+
 # Failing
 
 
@@ -439,52 +511,6 @@ def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch
     assert json.loads(Path("outputs/catch/impala/latest/summary.json").read_text())["status"] == (
         "failed"
     )
-
-
-def test_each_job_of_a_sweep_is_a_run_of_its_own(folder):
-    wandb = ("loggers=[weights_and_biases]", "loggers.weights_and_biases.mode=disabled")
-    ran = run("-m", *TINY, f"total_frames={UPDATE}", "seed=1,2", *wandb)
-    assert ran.code == 0, ran.err
-    (sweep,) = (folder / "multirun").iterdir()
-    configs = [OmegaConf.load(sweep / job / "config.yaml") for job in "01"]
-    assert [config.seed for config in configs] == [1, 2]
-    assert {config.loggers.weights_and_biases.group for config in configs} == {sweep.name}
-    summaries = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
-    assert [(s["status"], s["frames"], s["seed"]) for s in summaries] == [
-        ("finished", UPDATE, 1), ("finished", UPDATE, 2),
-    ]  # fmt: skip
-    assert not (folder / "outputs").exists()
-    # The second job is what it would have been without the first.
-    assert run(*TINY, f"total_frames={UPDATE}", "seed=2").code == 0
-    alone = Path("outputs/catch/impala/latest")
-    assert (alone / "episodes.jsonl").read_bytes() == (sweep / "1/episodes.jsonl").read_bytes()
-    assert points(alone)[0]["loss/total"] == points(sweep / "1")[0]["loss/total"]
-    config = OmegaConf.load(alone / "config.yaml")
-    assert "weights_and_biases" not in config.loggers
-
-
-@pytest.mark.parametrize(
-    ("sweep", "code", "expected"),
-    [
-        ("suite.rows=1,9", 2, "rows=1, columns=5: expected at least 2 of each"),
-        ("seed=1,2", 1, "failed, see its log"),
-    ],
-)
-def test_a_failing_job_shows_and_the_next_one_runs(sweep, code, expected, monkeypatch, folder):
-    if code == 1:
-        build = launch.build_training
-
-        def first_fails(cfg, run_dir):
-            built = build(cfg, run_dir)
-            return built if cfg.seed != 1 else lambda: 1 / 0
-
-        monkeypatch.setattr(launch, "build_training", first_fails)
-    ran = run("-m", *TINY, f"total_frames={UPDATE}", sweep)
-    assert ran.code == code
-    assert expected in ran.err.splitlines()[-1]
-    assert re.search(r"\[ERROR\]", next(folder.glob("multirun/*/0/train.log")).read_text())
-    (summary,) = folder.glob("multirun/*/1/summary.json")
-    assert json.loads(summary.read_text())["status"] == "finished"
 
 
 # Signals, to all processes at once, as a terminal and `timeout` send them

@@ -118,6 +118,10 @@ def test_a_directory_without_runs_says_so(tmp_path, capsys):
             main([str(path)])
         assert end.value.code == 2
         assert message in capsys.readouterr().err
+    for arguments in ([], ["--wandb-workspace", "entity"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert "expected" in capsys.readouterr().err
     (tmp_path / "sweep" / "0" / "config.yaml").write_text("seed: 1\n")
     with pytest.raises(ValueError, match=r"sweep/0: metrics\.jsonl has no point yet"):
         find_runs([tmp_path / "sweep"])

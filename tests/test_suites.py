@@ -54,6 +54,48 @@ def test_a_last_frame_that_a_time_limit_left_out_is_an_error(final):
         env.step(np.array([1]))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("instruction", None),
+        ("instruction", np.zeros((1, 3), np.int64)),
+        ("instruction", np.zeros((1, 4), np.int32)),
+        ("instruction", [[0, 0, 0]]),
+        ("frames", np.zeros((1, 1), np.int64)),
+        ("frames", np.zeros(1, np.int32)),
+        ("final_instruction", None),
+        ("final_instruction", np.zeros(3, np.int32)),
+    ],
+)
+def test_what_info_lacks_or_has_of_another_type_is_an_error(name, value):
+    right = {
+        "instruction": np.zeros((1, 3), np.int32),
+        "final_instruction": np.ones((1, 3), np.int32),
+        "final_obs": np.zeros((1, 1, 10, 5), np.uint8),
+        "frames": np.ones(1, np.int64),
+    }
+
+    class Cut(type(catch(1))):
+        def __init__(self, info):
+            super().__init__(num_envs=1, seeds=[1], spec=Catch().spec)
+            self._instruction_length, self.info = 3, info
+
+        def _reset(self, seeds):
+            return super()._reset(seeds)[0], {"instruction": right["instruction"]}
+
+        def _recv(self):
+            frames, rewards, terminated, truncated, _ = super()._recv()
+            return frames, rewards, terminated & False, truncated | True, self.info
+
+    env = Cut(right)
+    env.reset()
+    assert env.step(np.array([1]))[4] is right
+    env = Cut({**right, name: value})
+    env.reset()
+    with pytest.raises(RuntimeError, match=f"{name}'"):
+        env.step(np.array([1]))
+
+
 def test_unknown_games_are_refused_with_the_nearest_names():
     for wrong, near in [("pongg", "pong"), ("SpaceInvaders", "space_invaders")]:
         with pytest.raises(ValueError, match=f"'{wrong}'.*did you mean {near}"):

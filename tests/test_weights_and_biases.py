@@ -78,7 +78,7 @@ def all_records(run_dir: Path) -> list[Record]:
 
 def history(run_dir: Path) -> list[dict[str, float]]:
     return [
-        {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        {".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in all_records(run_dir)
         if record.WhichOneof("record_type") == "history"
     ]
@@ -150,6 +150,52 @@ def test_a_killed_and_resumed_offline_run_has_every_point_once(tmp_path: Path) -
         "frames": "",
         "*": "frames",
     }
+
+
+def test_an_offline_run_holds_evaluations_tables_charts_videos_and_the_headline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "evaluation"
+    (folder / "10.videos").mkdir(parents=True)
+    (folder / "10.videos" / "pong_0.mp4").write_bytes(b"a video")
+    scores = {"hns/pong": 50.0, "return/pong": -3.0, "length/pong": 400.0}
+    report = {
+        "metrics": scores,
+        "games": {"pong": {"returns": [-2.0, -4.0], "lengths": [400, 400]}},
+        "videos": ["evaluation/10.videos/pong_0.mp4"],
+    }
+    (folder / "10.json").write_text(json.dumps(report))
+    logger = follower(tmp_path)
+    logger.write(20, {"score/median": 40.0, "evaluation/frames": 10.0, "evaluation/median": 50.0})
+    logger.write(30, {"score/median": 45.0})
+    logger.write(40, {"evaluation/frames": 30.0, "evaluation/median": 55.0})
+    logger.commit(40)
+    logger.finish(0)
+
+    first, second, third = history(tmp_path)
+    (run_files,) = tmp_path.glob("wandb/offline-run-*/files")
+    assert first["evaluation/table._type"] == "table-file"
+    table = json.loads((run_files / first["evaluation/table.path"]).read_text())
+    assert table["data"] == [["pong", 50.0, -3.0, 400.0, 2]]
+    (video,) = run_files.rglob("*.mp4")
+    assert video.read_bytes() == b"a video"
+    config = {
+        tuple(item.nested_key) or item.key: item.value_json
+        for record in all_records(tmp_path)
+        if record.HasField("config")
+        for item in record.config.update
+    }
+    assert "wandb/bar/v0" in "".join(map(str, config.values()))  # the chart is drawn from the table
+    assert first["evaluation/chart_table.nrows"] == 1
+    assert not any(key.startswith("evaluation") for key in second)
+    assert third["evaluation/median"] == 55.0 and "30.json is missing" in caplog.text
+    summary = {
+        item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+        for record in all_records(tmp_path)
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
+    assert summary["headline/score"] == 45.0 and summary["headline/evaluation"] == 55.0
 
 
 class FakeRun:

@@ -71,7 +71,7 @@ class Screen:
             vertical_overflow="crop",
         )
         self._live.start()
-        self._redirected = self._redirect_log_handlers()
+        self._redirected = redirected_log_handlers(self._console)
 
     def refresh(self) -> None:
         self._live.refresh()
@@ -82,16 +82,6 @@ class Screen:
         self._redirected = []
         self._live.stop()
 
-    def _redirect_log_handlers(self) -> list[tuple[logging.StreamHandler[Any], TextIO]]:
-        # Handlers hold the streams of before; rich has replaced sys.stdout and sys.stderr only.
-        redirected = []
-        for handler in logging.getLogger().handlers:
-            stream = getattr(handler, "stream", None)  # None: a file that opens when needed
-            if isinstance(handler, logging.StreamHandler) and stream and stream.isatty():
-                redirected.append((handler, stream))
-                handler.setStream(cast(TextIO, FileProxy(self._console, stream)))
-        return redirected
-
     def _render(self) -> RenderableType:
         width, height = self._console.size
         lines = overview(self._latest, width)
@@ -100,6 +90,20 @@ class Screen:
         )
         rows = height - len(lines) - 4  # the panel's border, the header, and the cursor's line
         return Group(panel, task_table(self._latest, width, max(rows, 1)))
+
+
+def redirected_log_handlers(
+    console: Console,
+) -> list[tuple[logging.StreamHandler[Any], TextIO]]:
+    """Makes those that write to a terminal print above what is live; and the streams they had."""
+    # Handlers hold the streams of before; rich has replaced sys.stdout and sys.stderr only.
+    redirected = []
+    for handler in logging.getLogger().handlers:
+        stream = getattr(handler, "stream", None)  # None: a file that opens when needed
+        if isinstance(handler, logging.StreamHandler) and stream and stream.isatty():
+            redirected.append((handler, stream))
+            handler.setStream(cast(TextIO, FileProxy(console, stream)))
+    return redirected
 
 
 def overview(latest: Latest, width: int) -> list[Text]:

@@ -2,7 +2,8 @@
 
 Points are sent once a checkpoint guards them, so that nothing which a resume would take back is
 ever sent. At a resume the metrics file is read again and whatever the W&B run lacks is sent:
-there is no gap and no doubled point, whichever of the two processes died, and when.
+there is no gap and no doubled point, whichever of the two processes died, and when. A point with
+an evaluation's numbers takes with it what that evaluation wrote into its own files.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class WeightsAndBiases:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} of Weights & Biases, expected one of {MODES}")
         self._run_dir = Path(run.run_dir)
+        self._headline = run.headline
         self._arguments = {
             "dir": str(self._run_dir),
             "project": project,
@@ -182,7 +184,10 @@ class WeightsAndBiases:
             return
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
         try:
-            self._run.log({"frames": frames, **finite})
+            self._run.log({"frames": frames, **finite, **_evaluated(self._run_dir, finite)})
+            for name in ("score", "evaluation"):
+                if (score := finite.get(f"{name}/{self._headline}")) is not None:
+                    self._run.summary[f"headline/{name}"] = score
         except Exception as error:
             self._give_up(error)
         else:
@@ -198,6 +203,36 @@ class WeightsAndBiases:
             error,
             self._run_dir / "metrics.jsonl",
         )
+
+
+def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Table, chart and videos of the evaluation that these metrics have, if they have one."""
+    frames = metrics.get("evaluation/frames")
+    if frames is None:
+        return {}
+    path = run_dir / "evaluation" / f"{int(frames)}.json"
+    if not path.exists():
+        log.warning("%s is missing: W&B has this evaluation's numbers without a table", path)
+        return {}
+    import wandb
+
+    report = json.loads(path.read_text())
+    scores = report["metrics"]
+    rows = [
+        [
+            task, scores[f"hns/{task}"], scores[f"return/{task}"], scores[f"length/{task}"],
+            len(games["returns"]),
+        ] for task, games in report["games"].items()
+    ]  # fmt: skip
+    table = wandb.Table(["task", "human-normalised %", "return", "length", "games"], rows)
+    title = f"Human-normalised scores in % after {int(frames):,} frames"
+    media = {
+        "evaluation/table": table,
+        "evaluation/chart": wandb.plot.bar(table, "task", "human-normalised %", title),
+    }
+    paths = [run_dir / video for video in report.get("videos", ())]
+    videos = [wandb.Video(str(p), caption=p.stem, format="mp4") for p in paths if p.exists()]
+    return {**media, "evaluation/videos": videos} if videos else media
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from impala.report.workspace import save
+
 NEEDS = ("plotly", "jinja2")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m impala.report", description=__doc__)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="RUN_OR_SWEEP_DIR")
+    parser.add_argument("directories", nargs="*", type=Path, metavar="RUN_OR_SWEEP_DIR")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
     parser.add_argument(
         "--figures",
@@ -26,7 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="also write every figure there, as PNG, SVG and CSV (needs kaleido and Chrome or"
         " Chromium; CSV does not)",
     )
+    parser.add_argument(
+        "--wandb-workspace",
+        metavar="ENTITY/PROJECT",
+        help="save a Weights & Biases workspace with ordered panels",
+    )
     options = parser.parse_args(arguments)
+    if options.wandb_workspace is not None:
+        entity, _, project = options.wandb_workspace.partition("/")
+        if not entity or not project:
+            parser.error(f"--wandb-workspace={options.wandb_workspace}: expected ENTITY/PROJECT")
+        try:
+            print(f"saved {save(entity, project)}")
+        except ValueError as error:
+            parser.error(str(error))
+    if not options.directories:
+        if options.wandb_workspace is not None:
+            return 0
+        parser.error("expected the directory of a run or of a sweep")
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         parser.error(f"{', '.join(missing)} not installed: pip install -e '.[report]'")
 

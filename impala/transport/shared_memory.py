@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala.agents.agent import Agent
-from impala.children import how_it_ended, signals_held
+from impala.children import how_it_ended, kill_all, signals_held
 from impala.cores import available_cores
 from impala.crew import Crew, crew_size, moved_outside, played, seated, without
 from impala.messages import (
@@ -135,7 +135,8 @@ class SharedMemoryTransport:
             if isinstance(said, Unroll):
                 slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                deliveries.append(Delivery(actor, slots, said.games, *said.seconds))
+                delivery = Delivery(actor, slots, said.games, *said.seconds, said.level_cache)
+                deliveries.append(delivery)
             else:
                 self._heard(actor, said)
         return deliveries
@@ -166,10 +167,8 @@ class SharedMemoryTransport:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+        kill_all(self._processes.values())  # actors have nothing to save, and may be deep in a game
         for process in self._processes.values():
-            process.kill()  # an actor has nothing to save, and may be deep in an emulator
-        for process in self._processes.values():
-            process.join()
             process.close()
         self._connections.clear()
         self._processes.clear()

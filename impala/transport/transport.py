@@ -36,6 +36,7 @@ class Delivery:
     environments_s: float  # seconds the actor spent on it: see impala.actor.Unroll
     inference_s: float
     waiting_s: float
+    level_cache: tuple[int, int, int] = (0, 0, 0)
 
 
 class ActorError(RuntimeError):

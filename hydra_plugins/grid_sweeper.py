@@ -1,0 +1,246 @@
+"""`python launch.py -m key=a,b`: a job for each combination of the values that are given."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+import psutil
+import rich
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import configure_log
+from omegaconf import OmegaConf, open_dict
+
+from command_line import CHOICES, RunFailed, UsageError, configured
+from run_directory import claimed, quoted, resume_command, shown
+from sweep import (
+    Job,
+    Sweep,
+    changing,
+    in_words,
+    named_jobs,
+    read_state,
+    read_states,
+    read_sweep,
+    table,
+    write_summary,
+    write_sweep,
+)
+
+log = logging.getLogger("sweep")
+
+
+class GridSweeper(BasicSweeper):
+    """A sweeper of Hydra's, for any launcher.
+
+    All jobs are checked before the first begins. A job that fails does not stop the others, unless
+    `sweep.on_error=stop`; the sweep then fails as a whole at its end. `sweep.resume` goes on with
+    one that was stopped or killed.
+    """
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        super().__init__(max_batch_size=None, params=params)
+
+    def sweep(self, arguments: list[str]) -> None:
+        assert self.config is not None
+        directory = Path(self.config.hydra.sweep.dir).absolute()
+        try:
+            sweep, todo = self._planned(arguments, directory)
+        except BaseException:
+            with suppress(OSError):  # a sweep that is resumed has something in it
+                os.removedirs(shown(directory))
+            raise
+        with claimed(directory):
+            self._run(sweep, todo)
+
+    def _planned(self, arguments: list[str], directory: Path) -> tuple[Sweep, dict[int, list[str]]]:
+        """The sweep, and the overrides of the jobs that are to be run, all of them checked."""
+        assert self.config is not None
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        parsed = parser.parse_overrides([*self._parse_config(), *arguments])
+        given = [o for o in parsed if not str(o.key_or_group).startswith("sweep.")]
+        if wrong := [
+            f"{o.input_line}: expected one value, for the whole sweep"
+            for o in parsed if o not in given and o.is_sweep_override()
+        ] + [
+            f"{o.input_line}: has no list of values that a job could be run for each of;"
+            " give values with commas between, choice(...) or range(...)"
+            for o in given if o.is_sweep_override() and not o.is_discrete_sweep()
+        ]:  # fmt: skip
+            raise UsageError("; ".join(wrong))
+        on_error = self.config.sweep.on_error
+        if on_error not in CHOICES["sweep.on_error"]:
+            raise UsageError(f"sweep.on_error={on_error}: expected continue or stop")
+        (overrides,) = self.split_arguments(given, None)
+        if self.config.sweep.resume is None:
+            jobs = named_jobs(overrides)
+            todo = {job.number: list(job.overrides) for job in jobs}
+        else:
+            if len(overrides) > 1:
+                raise UsageError("sweep.resume has its jobs already: no key may have many values")
+            before = read_sweep(directory)
+            jobs = before.jobs
+            if not any(o.key_or_group == "sweep.on_error" for o in parsed):
+                on_error = before.on_error
+            todo = {job.number: self._resumed(before, job, overrides[0]) for job in jobs}
+            todo = {number: each for number, each in todo.items() if each is not None}
+        sweep = Sweep(directory, jobs, on_error, socket.gethostname(), os.getpid())
+        for number in todo:
+            self._check(sweep.jobs[number], self._placed(sweep, number, todo[number]), directory)
+        return sweep, todo
+
+    def _resumed(self, sweep: Sweep, job: Job, given: list[str]) -> list[str] | None:
+        """The overrides that the job goes on with; None if it is finished."""
+        job_dir = sweep.job_dir(job.number)
+        state = read_state(job_dir)
+        if state.state == "finished":
+            return None
+        if state.state == "running" and state.is_here:
+            raise UsageError(
+                f"job {job.number} of {shown(sweep.directory)} is running as process {state.pid}:"
+                " stop that first"
+            )
+        overrides = [*job.overrides, *given]
+        if (job_dir / "checkpoints" / "last.pt").exists():
+            overrides.append(f"resume={quoted(str(job_dir))}")
+        return overrides
+
+    def _placed(self, sweep: Sweep, number: int, overrides: list[str]) -> list[str]:
+        """With the directory: Hydra would number the jobs of a resumed sweep anew."""
+        where = [f"hydra.sweep.dir={quoted(str(sweep.directory))}", f"hydra.sweep.subdir={number}"]
+        return [*overrides, *where]
+
+    def _check(self, job: Job, overrides: list[str], directory: Path) -> None:
+        """Raises what the job would be refused for when it begins."""
+        assert self.config is not None
+        assert self.hydra_context is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        with open_dict(config.hydra):
+            config.hydra.runtime.output_dir = str(directory / str(job.number))
+        before = HydraConfig.instance().cfg
+        HydraConfig.instance().set_config(config)
+        cfg = copy.deepcopy(config)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        try:
+            configured(cfg)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"job {job.number} ({job.name}): {error}") from error
+        finally:
+            HydraConfig.instance().cfg = before
+
+    def _run(self, sweep: Sweep, todo: dict[int, list[str]]) -> None:
+        assert self.config is not None
+        for number in todo:
+            _clear(sweep.job_dir(number))
+        (sweep.directory / ".stop").unlink(missing_ok=True)
+        write_sweep(sweep)
+        OmegaConf.save(self.config, sweep.directory / "multirun.yaml")
+        where, done = shown(sweep.directory), len(sweep.jobs) - len(todo)
+        log.info(
+            "sweep of %d jobs in %s%s", len(sweep.jobs), where, f", {done} finished" * bool(done)
+        )
+        if sweep.on_error == "stop":
+            log.info("the first job that fails stops it (sweep.on_error=stop)")
+        try:
+            with _passing_signals_on(sweep):
+                self._launch(sweep, todo)
+        finally:
+            self._report(sweep)
+        if unfinished := [s for s in read_states(sweep) if s.state != "finished"]:
+            raise RunFailed(
+                f"{len(unfinished)} of {len(sweep.jobs)} jobs did not finish: {in_words(sweep)}"
+            )
+
+    def _launch(self, sweep: Sweep, todo: dict[int, list[str]]) -> None:
+        assert self.launcher is not None
+        while todo:
+            jobs = [self._placed(sweep, number, overrides) for number, overrides in todo.items()]
+            before = {number: read_state(sweep.job_dir(number)) for number in todo}
+            try:
+                self.launcher.launch(jobs, initial_job_idx=min(todo))
+            except BrokenProcessPool as error:  # with it go all jobs that were running
+                reason = str(error).splitlines()[0]
+                log.error("a job's process was killed, and with it those beside it: %s", reason)
+                left = [n for n in todo if read_state(sweep.job_dir(n)) == before[n]]  # not begun
+                if len(left) == len(todo) or sweep.on_error == "stop":
+                    raise RunFailed("the launcher's processes were killed") from error
+                todo = {number: todo[number] for number in left}
+            else:
+                return
+
+    def _report(self, sweep: Sweep) -> None:
+        """The table; which jobs were not run; how to go on."""
+        assert self.config is not None
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)  # not a job's
+        with changing(sweep.directory):
+            write_summary(sweep)
+        rich.print(table(sweep))
+        states = read_states(sweep)
+        not_run = [
+            str(j.number) for j, s in zip(sweep.jobs, states, strict=True) if s.state == "not run"
+        ]
+        if not_run:
+            log.info("not run: job%s %s", "s" * (len(not_run) > 1), ", ".join(not_run))
+        if any(state.state != "finished" for state in states):
+            given = cast(list[str], OmegaConf.to_container(self.config.hydra.overrides.hydra))
+            launcher = [override for override in given if "launcher" in override]
+            command = resume_command(sweep.directory, "-m", *launcher, key="sweep.resume")
+            log.info("go on with: %s", command)
+        log.info("summary: %s", shown(sweep.directory / "summary.csv"))
+
+
+def _clear(job_dir: Path) -> None:
+    """Of a job that begins anew, because it had no checkpoint: its log stays."""
+    if (job_dir / "checkpoints" / "last.pt").exists():
+        return
+    for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl", "summary.json", "job.json"):
+        (job_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(job_dir / "wandb", ignore_errors=True)
+
+
+@contextmanager
+def _passing_signals_on(sweep: Sweep) -> Iterator[None]:
+    """While jobs run: no further one begins after SIGINT or SIGTERM, and those that run here in
+    processes of their own save and end; the program exits after them. A second signal: at once.
+    """
+    caught: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        (sweep.directory / ".stop").write_text(f"stopped by {signal.Signals(number).name}")
+        running = _running_below(sweep)
+        if caught or not running:
+            sys.exit(128 + number)
+        caught.append(number)
+        log.info("stopping %d jobs", len(running))
+        for process in running:
+            process.send_signal(number)
+
+    before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        sys.exit(128 + caught[0])
+
+
+def _running_below(sweep: Sweep) -> Sequence[psutil.Process]:
+    """The processes of jobs that are this one's children."""
+    running = {s.pid for s in read_states(sweep) if s.state == "running" and s.host == sweep.host}
+    return [p for p in psutil.Process().children() if p.pid in running]

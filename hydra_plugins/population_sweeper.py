@@ -1,0 +1,434 @@
+"""Population-based training as a Hydra sweeper: `python launch.py -m hydra/sweeper=population ...`.
+
+Hydra accepts sweepers only whose module's name begins with `hydra_plugins.`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+import command_line
+from command_line import RunFailed, UsageError
+from hydra_plugins import search_space
+from impala.population import (
+    FAILED,
+    Member,
+    Rule,
+    Value,
+    best,
+    best_first,
+    evolved,
+    member_seed,
+    starting_values,
+)
+from impala.population_directory import PopulationDirectory, Record, space_as_json
+from impala.population_member import told
+from impala.population_runs import PopulationRuns
+from run_directory import claimed, resume_command, shown
+from suites.score import Scoreboard
+
+log = logging.getLogger(__name__)
+
+OWN_KEYS = ("resume", "stop_frames", "population", "hydra.sweep.subdir")  # that jobs are given
+
+
+class PopulationSweeper(Sweeper):
+    """Its arguments are the keys of conf/hydra/sweeper/population.yaml, where they are explained.
+
+    A sweep is resumed by the same command with `hydra.sweep.dir` of the first. What has happened is
+    in the population's directory only: nothing is kept here from round to round.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        schedule: str,
+        round_frames: int,
+        games: int,
+        fitness: str,
+        max_failures: int,
+        params: DictConfig,
+        **rule: Any,
+    ) -> None:
+        self._size = _whole("size", size, 2, "for a population of 1 there is nobody to copy")
+        if schedule not in ("rounds", "asynchronous"):
+            raise ValueError(f"hydra.sweeper.schedule={schedule}: expected rounds or asynchronous")
+        self._asynchronous = schedule == "asynchronous"
+        self._round_frames = _whole("round_frames", round_frames, 1)
+        self._games = _whole("games", games, 1)
+        self._max_failures = _whole("max_failures", max_failures, 0)
+        self._fitness = fitness
+        self._params = params
+        self._rule_options = rule
+        try:
+            Rule(**rule)
+        except ValueError as error:
+            raise ValueError(f"hydra.sweeper.{error}") from error
+        self._failures = 0
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self._config, self._context = config, hydra_context
+        self._launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Trains the population. RunFailed if more members failed than may."""
+        given = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
+        parser = OverridesParser.create(config_loader=self._context.config_loader)
+        self._space, self._fixed = search_space.split(parser.parse_overrides(given))
+        cfg = self._checked()
+        self._rule = Rule(**self._rule_options, seed=cfg.seed)
+        self._total_frames = int(cfg.total_frames)
+        self._open_directory()
+        with claimed(self._directory.path):
+            self._remember()
+            self._failures = sum(record.failed for record in self._directory.lineage())
+            try:
+                (self._run_asynchronously if self._asynchronous else self._run_rounds)()
+                self._finish()
+            except BaseException:
+                log.error("the sweep goes on with the same command and %s", self._resume_by())
+                raise
+
+    # Before the first job
+
+    def _checked(self) -> DictConfig:
+        """The configuration of member 0. Raises if something is wrong with the command line."""
+        if not self._space:
+            raise UsageError(
+                "nothing is swept: give a population hyperparameters, such as"
+                " 'algorithm.optimizer.lr=tag(log, interval(1e-5, 1e-2))'"
+            )
+        own = [o for o in self._fixed if o.lstrip("+~").partition("=")[0] in OWN_KEYS]
+        if own:
+            raise UsageError(f"{', '.join(own)}: that is up to the population")
+        least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))
+        for values in (least, most):  # a misspelt key is found here, and a value that cannot be
+            cfg = self._context.config_loader.load_sweep_config(
+                self._config, [*self._fixed, *_as_overrides(values)]
+            )
+            command_line.check_values(cfg)
+        if cfg.mode != "train":
+            raise UsageError(f"mode={cfg.mode}: a population trains. Evaluate its best member")
+        changeable = [key for key in command_line.CHANGEABLE if key.startswith("algorithm.")]
+        allowed = command_line.IN_PLACE if self._asynchronous else changeable
+        if wrong := [h.key for h in self._space if h.key not in allowed]:
+            raise UsageError(
+                f"{', '.join(wrong)} cannot change while a member"
+                f" {'runs' if self._asynchronous else 'trains'}: a population can adapt"
+                f" {', '.join(allowed)}"
+            )
+        suite = instantiate(cfg.suite)
+        scoreboard = Scoreboard(suite.tasks)
+        for task in range(len(suite.tasks)):
+            scoreboard.add(task, 0.0, 1)
+        if self._fitness not in (metrics := scoreboard.metrics()):
+            names = [key for key in metrics if key.startswith("score/")]
+            raise UsageError(
+                f"hydra.sweeper.fitness={self._fitness}: no run writes such a metric of games."
+                f" Expected {', '.join(names)}, or hns/, return/ or length/ of a task"
+            )
+        if self._asynchronous:
+            self._check_launcher()
+        return cfg
+
+    def _check_launcher(self) -> None:
+        launcher = self._config.hydra.launcher
+        name = self._config.hydra.runtime.choices["hydra/launcher"]
+        at_once = 1 if name == "basic" else launcher.get("n_jobs") or self._size
+        at_once = (os.cpu_count() or 1) + 1 + at_once if at_once < 0 else at_once
+        if at_once < self._size:
+            raise UsageError(
+                f"hydra.sweeper.schedule=asynchronous runs all {self._size} members at once, and"
+                f" hydra/launcher={name} at most {at_once}: give hydra/launcher=joblib"
+                f" hydra.launcher.n_jobs={self._size} or another parallel launcher, or"
+                " hydra.sweeper.schedule=rounds"
+            )
+
+    def _open_directory(self) -> None:
+        path = Path(self._config.hydra.sweep.dir).absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        with read_write(self._config), open_dict(self._config):
+            self._config.hydra.sweep.dir = str(path)
+        self._directory = PopulationDirectory(path)
+        self._runs = PopulationRuns(self._directory, self._fitness)
+
+    def _remember(self) -> None:
+        """Writes what the population is; of one that is resumed, it has to be the same."""
+        settings = {
+            "overrides": self._fixed,
+            "space": space_as_json(self._space),
+            "size": self._size,
+            "round_frames": None if self._asynchronous else self._round_frames,
+            "games": self._games if self._asynchronous else None,
+            "fitness": self._fitness,
+            "rule": asdict(self._rule),
+            "total_frames": self._total_frames,
+        }
+        settings = json.loads(json.dumps(settings))  # as it is read again
+        if self._directory.exists():
+            saved = self._directory.settings()
+            if other := [key for key, value in settings.items() if saved.get(key) != value]:
+                raise UsageError(
+                    f"{shown(self._directory.path)} has another population: its"
+                    + "; its".join(f" {key} is {saved.get(key)}" for key in other)
+                )
+            log.info("going on with the population in %s", shown(self._directory.path))
+            return
+        OmegaConf.save(self._config, self._directory.path / "multirun.yaml")
+        self._directory.write_lineage(
+            Record(i, 0, 0, None, None, None, False, {}, values, None)
+            for i in range(self._size)
+            for values in [starting_values(self._space, self._rule.seed, i)]
+        )
+        self._directory.write_settings(settings)
+        log.info("population of %d in %s", self._size, shown(self._directory.path))
+
+    # Two schedules
+
+    def _run_rounds(self) -> None:
+        """All members train to the end of a round, then are compared, then the next begins."""
+        lineage = self._directory.lineage()
+        ends = [*range(self._round_frames, self._total_frames, self._round_frames)]
+        ends.append(self._total_frames)
+        for generation, end in enumerate(ends):
+            if any(record.generation > generation for record in lineage):
+                continue
+            latest = {record.member: record for record in lineage}
+            for record in latest.values():
+                if record.copied:
+                    assert record.parent is not None
+                    self._runs.place(record, latest[record.parent])
+            log.info("round %d of %d: to %s frames", generation + 1, len(ends), f"{end:,}")
+            failed = self._trained(end)
+            if end < self._total_frames:
+                lineage += self._compared(latest, failed, end)
+                self._directory.write_lineage(lineage)
+
+    def _trained(self, end: int) -> set[int]:
+        """Trains everyone who is not there yet; returns those who have failed."""
+        failed: set[int] = set()
+        while pending := [i for i in self._before(end) if i not in failed]:
+            failed |= self._launched(pending, end)
+        return failed
+
+    def _compared(
+        self, latest: dict[int, Record], failed: Collection[int], frames: int
+    ) -> list[Record]:
+        """The next generation."""
+        members = [
+            Member(i, FAILED if i in failed else self._runs.fitness(i), latest[i].new)
+            for i in range(self._size)
+        ]
+        records = []
+        for member in members:
+            last = latest[member.index]
+            generation = last.generation + 1
+            try:
+                change = evolved(member.index, members, self._rule, self._space, generation, frames)
+            except ValueError as error:
+                raise RunFailed(str(error)) from error
+            is_failed = member.fitness == FAILED
+            records.append(
+                Record(
+                    member=member.index,
+                    generation=generation,
+                    frames=frames if is_failed else self._runs.frames(member.index) or 0,
+                    parent=change.parent,
+                    parent_generation=last.generation,
+                    fitness=None if is_failed else member.fitness,
+                    failed=is_failed,
+                    old=last.new,
+                    new=change.values,
+                    checkpoint=None if is_failed else self._runs.pin(member.index, generation),
+                )
+            )
+            log.info("%s", told(records[-1]))
+        return records
+
+    def _run_asynchronously(self) -> None:
+        """Members compare themselves while they run. Here those are started again that failed."""
+        while pending := self._before(self._total_frames):
+            for member in sorted(self._launched(pending, None)):
+                latest = self._directory.latest()
+                try:
+                    record = self._runs.seed_again(member, self._rule, self._space, latest)
+                except ValueError as error:
+                    raise RunFailed(str(error)) from error
+                own = [r for r in self._directory.lineage() if r.member == member]
+                self._directory.write_lineage([*own, record], member)
+                log.info("%s", told(record))
+
+    def _before(self, frames: int) -> list[int]:
+        """Members that are not there yet, once nobody trains any of them."""
+        for member in range(self._size):
+            _wait_until_free(self._directory.member(member))
+        return [i for i in range(self._size) if (self._runs.frames(i) or 0) < frames]
+
+    # Jobs
+
+    def _launched(self, members: Sequence[int], stop_frames: int | None) -> set[int]:
+        """Runs jobs of these members; returns those whose job has failed.
+
+        A launcher that fails, as one does whose process was killed, counts as one failure, and
+        nobody is to blame: its jobs go on from their checkpoints. RunFailed after too many.
+        """
+        latest = self._directory.latest()
+        jobs = [self._job(latest[i], stop_frames) for i in members]
+        failed = {}
+        try:
+            returns = self._launcher.launch(jobs, initial_job_idx=0)
+        except Exception:
+            log.exception("the launcher failed")
+            self._failures += 1
+        else:
+            for member, result in zip(members, returns, strict=True):
+                if result.status == JobStatus.FAILED:
+                    failed[member] = result._return_value  # its property prints, too
+                elif member in self._before(stop_frames or self._total_frames):
+                    failed[member] = RuntimeError("its job ended before its time")
+        for member, error in failed.items():
+            if isinstance(error, UsageError):
+                raise error  # it is everyone's
+            log.error("member %d failed: %s", member, error)
+        self._failures += len(failed)
+        if self._failures > self._max_failures:
+            raise RunFailed(
+                f"members have failed {self._failures} times, and"
+                f" hydra.sweeper.max_failures={self._max_failures}"
+            )
+        return set(failed)
+
+    def _job(self, record: Record, stop_frames: int | None) -> list[str]:
+        """The overrides of a member's job, which begins or goes on."""
+        path = self._directory.member(record.member)
+        where = _quoted(self._directory.path)
+        overrides = [
+            *self._fixed,
+            *_as_overrides(record.new),
+            f"seed={member_seed(self._rule.seed, record.member)}",
+            f"population={{directory:{where},member:{record.member}}}",
+            f"hydra.sweep.dir={where}",
+            f"hydra.sweep.subdir={record.member}",
+        ]
+        if stop_frames is not None:
+            overrides.append(f"stop_frames={stop_frames}")
+        if path.exists():
+            if self._runs.frames(record.member) is None:
+                self._runs.remove_unstarted(record.member)
+            else:
+                overrides.append(f"resume={_quoted(path)}")
+        return overrides
+
+    # After the last job
+
+    def _finish(self) -> None:
+        """Writes what a person wants to see: the best member, a table, pictures."""
+        latest = self._directory.latest()
+        if self._asynchronous:
+            self._directory.write_lineage(self._directory.lineage())
+        late = self._before(self._total_frames)  # those whose last job has failed
+        members = [
+            Member(i, FAILED if i in late else self._runs.fitness(i), latest[i].new)
+            for i in range(self._size)
+        ]
+        self._write_members(members, latest)
+        fittest = best(members)
+        if fittest is None:
+            log.warning("no member has played a whole game of every task: there is no best")
+            return
+        folder = self._runs.copy_best(fittest.index)
+        config = OmegaConf.load(self._directory.member(fittest.index) / "config.yaml")
+        for key, value in {**fittest.values, "population": None, "stop_frames": None}.items():
+            OmegaConf.update(config, key, value)
+        OmegaConf.save(config, folder / ".config.yaml")
+        (folder / ".config.yaml").replace(folder / "config.yaml")
+        log.info("member %d is the best, with fitness %.1f", fittest.index, fittest.fitness)
+        log.info("evaluate it with: %s", resume_command(folder, "mode=evaluate"))
+        self._draw()
+
+    def _write_members(self, members: Sequence[Member], latest: dict[int, Record]) -> None:
+        keys = [hyperparameter.key for hyperparameter in self._space]
+        path = self._directory.path / "members.csv"
+        with (temporary := path.with_suffix(".csv.tmp")).open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])
+            for member in best_first(members):
+                fitness = "failed" if member.fitness == FAILED else member.fitness
+                row = [member.index, fitness, latest[member.index].generation]
+                row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]
+                writer.writerow([*row, self._directory.member(member.index)])
+        temporary.replace(path)
+
+    def _draw(self) -> None:
+        path = self._directory.path
+        if find_spec("matplotlib") is None:
+            log.info("for pictures install matplotlib: python -m impala.population_report %s", path)
+            return
+        from impala import population_report
+
+        log.info("wrote %s", shown(population_report.write(path)))
+
+    def _resume_by(self) -> str:
+        return f"hydra.sweep.dir={_quoted(Path(shown(self._directory.path)))}"
+
+
+def _wait_until_free(run_dir: Path) -> None:
+    """Until nobody trains it: jobs that were started elsewhere outlive a sweeper that is killed."""
+    said = False
+    while run_dir.exists():
+        try:
+            claimed(run_dir).close()
+            return
+        except ValueError as error:
+            if not said:
+                log.warning("%s: waiting for it", str(error).partition(":")[0])
+            said = True
+            time.sleep(1.0)
+
+
+def _as_overrides(values: dict[str, Value]) -> list[str]:
+    return [f"{key}={_text(value)}" for key, value in values.items()]
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(value: str | Path) -> str:
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _whole(name: str, value: Any, least: int, why: str = "") -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or value < least:
+        why = f": {why}" if why else ""
+        raise ValueError(
+            f"hydra.sweeper.{name}={value}: expected a whole number, at least {least}{why}"
+        )
+    return value

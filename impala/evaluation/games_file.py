@@ -1,0 +1,121 @@
+"""The games of an evaluation that is not finished, so that one that was stopped goes on.
+
+JSON lines: first what the games depend on, then one line for each portion of them. A line is there
+as a whole or, torn, not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from impala.evaluation.evaluation import Chunk, Game
+
+log = logging.getLogger(__name__)
+
+
+class GamesFile:
+    """Goes on with the file if it is of this very evaluation, else begins a new one.
+
+    One of another evaluation is kept under another name. ValueError while another program writes
+    to it. `games`: those that were there, and those that were added since.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path = path
+        self.games: dict[Chunk, list[Game]] = {}
+        self._identity = json.loads(json.dumps(identity))
+        path.parent.mkdir(exist_ok=True)
+        self._file = self._locked()
+        lines = self._whole_lines()
+        if lines and lines[0] != self._identity:
+            kept = put_aside(path)
+            log.info(
+                "an unfinished evaluation of %s differs in %s and is kept as %s: this one starts"
+                " anew", path.name, _differences(lines[0], self._identity), kept.name,
+            )  # fmt: skip
+            self._file.close()
+            self._file = self._locked()
+            lines = []
+        if not lines:
+            self._append(self._identity)
+        for line in lines[1:]:
+            chunk = Chunk(line["task"], line["first"], len(line["returns"]))
+            games = zip(line["returns"], line["lengths"], strict=True)
+            self.games[chunk] = [Game(*game) for game in games]
+        if self.games:
+            log.info("going on with %s", path)
+
+    def add(self, chunk: Chunk, games: Sequence[Game]) -> None:
+        self.games[chunk] = list(games)
+        returns, lengths = zip(*games, strict=True)
+        self._append(
+            {"task": chunk.task, "first": chunk.first, "returns": returns, "lengths": lengths}
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def remove(self) -> None:
+        """The games are elsewhere now."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def _locked(self) -> Any:
+        file = self.path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(
+                f"another program is at the evaluation of {self.path}: wait for it, or stop it"
+            ) from None
+        return file
+
+    def _whole_lines(self) -> list[dict[str, Any]]:
+        """All there are; a torn last one is cut off."""
+        self._file.seek(0)
+        lines, size = [], 0
+        for line in self._file.read().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                log.warning("%s is damaged at line %d, the rest is lost", self.path, len(lines) + 1)
+                break
+            size += len(line)
+        self._file.truncate(size)
+        return lines
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        data = memoryview((json.dumps(line) + "\n").encode())
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(size)
+            raise OSError(
+                error.errno, f"cannot write to {self.path}: {error.strerror}. Make room, then go on"
+            ) from error
+
+
+def put_aside(path: Path) -> Path:
+    """Renames the file 700.json to 700_1.json, or the next number; returns the new name."""
+    stem, dot, suffix = path.name.partition(".")
+    names = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in count(1))
+    free = next(name for name in names if not name.exists())
+    path.rename(free)
+    return free
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return ", ".join(key for key in other if one.get(key) != other[key])
