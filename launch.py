@@ -6,6 +6,7 @@ Builds the parts that `conf/` names and hands them to `impala.experiment`. Confi
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import math
 import os
@@ -169,6 +170,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     )
     lock = lock or claimed(run_dir)  # a new run's directory is nobody else's until now
     save_config(cfg, run_dir)
+    save_suite(suite, run_dir)
     if cfg.resume is None:
         link_latest(run_dir)
     announce(cfg, suite, tasks, device, run_dir, frames or 0, experiment.actors_seed)
@@ -407,6 +409,19 @@ def save_config(cfg: DictConfig, run_dir: Path) -> None:
     temporary = run_dir / ".config.yaml"
     OmegaConf.save(saved, temporary, resolve=True)
     os.replace(temporary, run_dir / "config.yaml")
+
+
+def save_suite(suite: Suite, run_dir: Path) -> None:
+    """What is played and how it is scored, from the first moment: `suite.json`."""
+    about = {
+        "suite": suite.name,
+        "headline": suite.headline,
+        "tasks": [task.name for task in suite.tasks],
+        "provenance": suite.provenance,
+    }
+    temporary = run_dir / ".suite.json"
+    temporary.write_text(json.dumps(about, indent=2) + "\n")
+    os.replace(temporary, run_dir / "suite.json")
 
 
 def pick_device(name: str, key: str = "device") -> torch.device:

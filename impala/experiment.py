@@ -26,7 +26,7 @@ from impala.loggers.logger import Logger
 from impala.measures import FaultCounts, Measures
 from impala.population_member import PopulationMember, inherited
 from impala.transport.transport import ActorError, Delivery, Transport
-from suites.score import Scoreboard
+from suites.score import Scoreboard, provenance
 from suites.suite import Suite
 
 log = logging.getLogger(__name__)
@@ -380,7 +380,14 @@ class Experiment:
             "metrics": self._scoreboard.metrics(),
             "updates_skipped": self._learner.skipped,
             **self._faults.summary(),
-            "provenance": self._suite.provenance,
+            "provenance": provenance(
+                self._suite,
+                frames=self._frames,
+                games=f"each task's last {self._scoreboard.window} whole games in training",
+                levels="train",
+                actions="drawn from the policy",
+                weights="those that acted while training, not one checkpoint's",
+            ),
             **self._about,
         }
         path = self._run_dir / "summary.json"

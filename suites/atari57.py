@@ -11,13 +11,14 @@ Reference scores are data, in `atari57.csv`, one row a game in ALE's order:
 - `random_impala`: the same with double_dunk -18.55, of which the -18.6 above is the rounding.
 - Published scores of each game: `impala_shallow`, `impala_deep`, `impala_deep_multitask` from the
   IMPALA paper, table C.1; `apex_noop` (Ape-X, up to 30 no-ops) from seungjaeryanlee/rldb;
-  `r2d2` from the R2D2 paper, table 4; `r2d2_bandit` and `agent57` from the Agent57 paper,
-  appendix H.4.
+  `r2d2` from the R2D2 paper, table 4; `ngu` from the NGU paper, table 10, where it is rounded to
+  100 points; `r2d2_bandit` and `agent57` from the Agent57 paper, appendix H.4.
 
 Which column of random scores a published aggregate was computed with is found by computing it
-again. `random_impala` gives those of IMPALA (deep experts: median 191.8 %, mean 957.6 %;
-multi-task: 59.7 %, 176.9 %) and of Ape-X; `random_agent57_muzero` those of R2D2 and Agent57;
-`random` gives no published mean. Medians of IMPALA and capped means are the same under all three.
+again (`python -m suites.published`). `random_impala` gives those of IMPALA (deep experts: median
+191.8 %, mean 957.6 %; multi-task: 59.7 %, 176.9 %) and of Ape-X; `random_agent57_muzero` those of
+R2D2 and Agent57; `random` gives no published mean. Medians of IMPALA and capped means are the same
+under all three.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ class Atari57:
                 f"up to {self.noop_max} no-ops at the start, {self.max_frames} frames at most, "
                 f"sticky actions {self.sticky_actions}, {actions}, action repeat "
                 f"{FRAMES_PER_STEP} with the maximum of the last two frames, {FRAME_STACK} frames "
-                f"of {FRAME_SIZE}x{FRAME_SIZE} grey; raw returns of whole games"
+                f"of {FRAME_SIZE}x{FRAME_SIZE} grey; raw returns of whole games, which a lost "
+                "life does not end"
             ),
             "engine": engine,
         }

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from suites.suite import SCORE_WINDOW, Task
+from suites.statistics import AGGREGATES
+from suites.suite import SCORE_WINDOW, Suite, Task
+
+LIVE = ("median", "mean", "mean_capped", "mean_capped_floored", "iqm")
 
 
 def human_normalised(raw_return: float, task: Task) -> float:
@@ -21,25 +24,34 @@ def human_normalised(raw_return: float, task: Task) -> float:
 
 
 def aggregates(scores: Mapping[str, float]) -> dict[str, float]:
-    """Median, mean, mean capped and interquartile mean over tasks, in the unit of `scores`.
+    """What a run shows of itself, `LIVE` of `suites.statistics.AGGREGATES`, in per cent.
 
     scores: task name -> human-normalised score in per cent; at least one task.
-
-    - mean_capped is the mean of min(100, score), "mean capped human normalised score" of the
-      IMPALA paper (Espeholt et al. 2018, section 5.3). Agent57's (Badia et al. 2020) also raises
-      scores below 0 to 0, which this does not.
-    - iqm is the mean without the floor(n / 4) lowest and as many highest scores (Agarwal et al.
-      2021); whole tasks are trimmed, so with fewer than four it is the mean.
     """
     if not scores:
         raise ValueError("aggregates over no task: at least one must have a finished game")
-    values = np.sort(np.fromiter(scores.values(), np.float64, len(scores)))
-    trimmed = len(values) // 4
+    values = np.fromiter(scores.values(), np.float64, len(scores))[None]
+    return {name: float(AGGREGATES[name](values)) for name in LIVE}
+
+
+def provenance(
+    suite: Suite, *, frames: int, games: str, levels: str, actions: str, weights: str
+) -> dict[str, str]:
+    """All that a score of `suite` depends on: what the suite says of itself, and how it came about.
+
+    frames:  environment frames learned from until then.
+    games:   which games the mean return is of; levels: of which split of the suite.
+    actions: how they were chosen from the policy.
+    weights: whose they were.
+    """
     return {
-        "median": float(np.median(values)),
-        "mean": float(values.mean()),
-        "mean_capped": float(np.minimum(values, 100.0).mean()),
-        "iqm": float(values[trimmed : len(values) - trimmed].mean()),
+        **suite.provenance,
+        "order": "mean over games, normalised, capped, aggregated over tasks",
+        "frames": f"{frames:,}",
+        "games": games,
+        "levels": levels,
+        "actions": actions,
+        "weights": weights,
     }
 
 

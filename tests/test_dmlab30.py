@@ -399,8 +399,10 @@ def test_a_worker_that_is_killed_leaves_its_folder_to_the_next_and_to_tidy(worke
         return list(tmp_path.glob("impala_dmlab_*/*/dmlab_temp_folder_*"))
 
     assert len(folders()) == 1
-    first.close()  # which kills it
+    first._process.kill()
+    first._process.wait()
     assert len(folders()) == 1
+    first.close()
     second = worker()
     second.reset()
     assert len(folders()) == 1

@@ -112,7 +112,7 @@ def test_a_run_writes_and_says_what_it_should(original):
     assert {path.name for path in run_dir.iterdir()} == {
         ".lock",
         "config.yaml", "train.log", "metrics.jsonl", "episodes.jsonl", "summary.json",
-        "checkpoints",
+        "checkpoints", "suite.json",
     }  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{3}_seed1", run_dir.name)
     assert (run_dir.parent / "latest").resolve() == run_dir
@@ -120,6 +120,11 @@ def test_a_run_writes_and_says_what_it_should(original):
     shown = run_dir.relative_to(outputs.parent)
     assert ran.out.endswith(f"evaluate with: python launch.py mode=evaluate resume={shown}\n")
     assert (run_dir / "train.log").read_text() == ran.out
+    suite = json.loads((run_dir / "suite.json").read_text())
+    provenance = json.loads((run_dir / "summary.json").read_text())["provenance"]
+    assert (suite["suite"], suite["headline"], suite["tasks"]) == ("catch", "mean", ["catch"])
+    assert suite["provenance"].items() <= provenance.items()
+    assert (provenance["frames"], provenance["levels"]) == (str(2 * UPDATE), "train")
     text = (run_dir / "config.yaml").read_text()
     config = OmegaConf.create(text)
     assert "${" not in text and "???" not in text

@@ -101,7 +101,9 @@ def write_for_ever(folder: Path, number: int) -> None:
 def test_writers_that_are_killed_leave_whole_entries_only(tmp_path):
     folder, wanted = tmp_path / "cache", tmp_path / "wanted.pk3"
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_for_ever, args=(folder, n)) for n in (1, 2)]
+    writers = [
+        context.Process(target=write_for_ever, args=(folder, n), daemon=True) for n in (1, 2)
+    ]
     for writer in writers:
         writer.start()
     cache, end, fetched = LevelCache(folder, PLENTY), time.monotonic() + 60, 0
@@ -158,7 +160,7 @@ def test_folders_go_with_their_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=hold, args=(theirs,))
+    process = context.Process(target=hold, args=(theirs,), daemon=True)
     process.start()
     killed = ours.recv()
     mine = Scratch()

@@ -17,7 +17,7 @@ from impala.evaluation.games_file import GamesFile, put_aside
 from impala.evaluation.progress import Progress
 from impala.evaluation.video import video_path
 from impala.evaluation.workers import Workers
-from suites.score import Scoreboard
+from suites.score import Scoreboard, provenance
 from suites.suite import Suite
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,15 @@ class Evaluator:
             "metrics": metrics,
             "games": {task.name: self.games_of(i) for i, task in enumerate(suite.tasks)},
             "videos": self._videos(),
-            "provenance": suite.provenance,
+            "provenance": provenance(
+                suite,
+                frames=self.frames,
+                games=f"{self.evaluation.games} whole games of each task, seed"
+                f" {self.evaluation.seed}",
+                levels="test",
+                actions="the likeliest" if self.evaluation.greedy else "drawn from the policy",
+                weights=f"checkpoint of {self.frames:,} frames",
+            ),
         }
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("w") as file:

@@ -1,0 +1,303 @@
+"""What is drawn of a part: Plotly figures by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from impala.report.comparison import CURVE_RESAMPLES, Curve, Group, Part
+from suites.published import Published
+from suites.score import LIVE
+from suites.statistics import (
+    AGGREGATES,
+    Scores,
+    bootstrap,
+    interval,
+    mean,
+    performance_profile,
+)
+
+COLOURS = (
+    "#4285d6", "#e08a2e", "#3fa66b", "#b06fc9", "#d65a52", "#1fa3a3", "#c0a020", "#8c8c8c",
+    "#9a6a4f", "#d674a8",
+)  # fmt: skip
+SYMBOLS = ("diamond-open", "square-open", "triangle-up-open", "cross-open", "x-open",
+           "star-open", "hexagon-open", "pentagon-open")  # fmt: skip
+LINEAR_BELOW = 10.0  # per cent: the symmetric-log axis is about linear up to here
+TICKS = (-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+X_AXES = {
+    "frames": ("frames", 1.0, "environment frames"),
+    "time_s": ("hours", 3600.0, "hours since the start of the run"),
+}
+HNS = "human-normalised score, %"
+
+
+def figures(part: Part, published: Sequence[Published]) -> dict[str, go.Figure]:
+    """By name, which is also a file's: scores, curves of aggregates and tasks, and the rest."""
+    found = {}
+    if len(part.tasks) > 1:
+        found["scores_of_tasks"] = scores_of_tasks(part, published)
+        found |= aggregate_curves(part)
+    for x, (unit, _, _) in X_AXES.items():
+        for task in part.tasks:
+            found[f"task_{task}_over_{unit}"] = curves(
+                part.groups, [f"hns/{task}"], mean, x, f"score in {task}, %"
+            )
+    found["performance_profile"] = profiles(part)
+    found["frame_shares"] = per_task(part, "share", "share of the learner's frames, %", 100.0)
+    found["policy_lag"] = per_task(part, "lag", "policy lag, updates; bars reach to the 95th"
+                                   " percentile", 1.0, reaching="lag_p95")  # fmt: skip
+    found["time_split"] = time_split(part)
+    return found
+
+
+def aggregate_curves(part: Part) -> dict[str, go.Figure]:
+    found = {}
+    keys = [f"hns/{task}" for task in part.tasks]
+    for x, (unit, _, _) in X_AXES.items():
+        for name in LIVE:
+            title = f"{name.replace('_', ' ')}, %"
+            found[f"curve_{name}_over_{unit}"] = curves(
+                part.groups, keys, AGGREGATES[name], x, title
+            )
+        found[f"curve_coverage_over_{unit}"] = curves(
+            part.groups, ["score/coverage"], _share_to_per_cent, x, "tasks with a finished game, %"
+        )
+    return found
+
+
+def symlog(values: Scores) -> Scores:
+    """Signed logarithm of 1 + |value| / `LINEAR_BELOW`: 0 stays 0, sums of games stay visible."""
+    return np.sign(values) * np.log10(1.0 + np.abs(values) / LINEAR_BELOW)
+
+
+def scores_of_tasks(part: Part, published: Sequence[Published]) -> go.Figure:
+    """Bars of the first group, marks of the others and of published results; sorted."""
+    results = [group.training(part.tasks) for group in part.groups]
+    first = dict(zip(results[0].tasks, results[0].scores.mean(0), strict=True))
+    order = sorted(part.tasks, key=lambda task: first.get(task, -math.inf))
+    figure = _figure(height=130 + 19 * max(len(order), 4))
+    for index, (group, result) in enumerate(zip(part.groups, results, strict=True)):
+        style = {"color": COLOURS[index % len(COLOURS)]}
+        y, values = list(result.tasks), result.scores.mean(0)
+        bounds = [interval(mean, result.scores[:, [i]]) or (v, v) for i, v in enumerate(values)]
+        low, high = np.array(bounds).reshape(-1, 2).T
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": symlog(high) - symlog(values),
+            "arrayminus": symlog(values) - symlog(low),
+            "thickness": 1,
+            "visible": len(group.runs) > 1,
+        }
+        text = [
+            f"{task}: {v:,.1f} %" + (f" ({a:,.1f} to {b:,.1f})" if a < b else "")
+            for task, v, a, b in zip(y, values, low, high, strict=True)
+        ]
+        common = {"x": symlog(values), "y": y, "name": group.label, "hovertext": text,
+                  "hoverinfo": "text+name", "error_x": error}  # fmt: skip
+        if index == 0:
+            figure.add_bar(**common, orientation="h", marker=style, opacity=0.6)
+        else:
+            figure.add_scatter(**common, mode="markers", marker={**style, "size": 7})
+    for index, each in enumerate(published):
+        tasks = [task for task in order if task in each.scores]
+        figure.add_scatter(
+            x=symlog(np.array([each.scores[task] for task in tasks])),
+            y=tasks,
+            name=each.label,
+            mode="markers",
+            marker={
+                "symbol": SYMBOLS[index % len(SYMBOLS)],
+                "size": 8,
+                "color": COLOURS[-1 - index % len(COLOURS)],
+            },
+            hovertext=[f"{task}: {each.scores[task]:,.1f} %" for task in tasks],
+            hoverinfo="text+name",
+            visible=True if "IMPALA" in each.source else "legendonly",
+        )
+    figure.add_vline(x=float(symlog(np.array(100.0))), line={"dash": "dash", "width": 1.2})
+    figure.add_annotation(
+        x=float(symlog(np.array(100.0))), y=1.0, yref="paper", yanchor="bottom", text="human",
+        showarrow=False,
+    )  # fmt: skip
+    ticks = np.array(TICKS, np.float64)
+    figure.update_xaxes(
+        title=f"{HNS}, symmetric-log axis",
+        tickvals=symlog(ticks),
+        ticktext=[f"{t:,}" for t in TICKS],
+    )
+    _tasks_down(figure, order)
+    return figure
+
+
+def curves(
+    groups: Sequence[Group],
+    keys: Sequence[str],
+    aggregate: Callable[[Scores], Scores],
+    x: str,
+    title: str,
+) -> go.Figure:
+    _, scale, x_title = X_AXES[x]
+    figure = _figure(height=380)
+    for index, group in enumerate(groups):
+        curve = group.curve(keys, aggregate, x)
+        if curve is None:
+            continue
+        colour = COLOURS[index % len(COLOURS)]
+        if curve.low is not None and curve.high is not None:
+            _add_band(figure, curve, scale, colour, group.label)
+        figure.add_scatter(
+            x=_small(curve.x / scale),
+            y=_small(curve.value),
+            name=group.label,
+            legendgroup=group.label,
+            mode="lines+markers" if len(curve.x) < 12 else "lines",
+            line={"color": colour, "width": 2},
+        )
+    if not figure.data:
+        figure.add_annotation(
+            text="no finished game at a place that every seed has come to",
+            xref="paper", yref="paper", x=0.5, y=0.5, showarrow=False,
+        )  # fmt: skip
+    figure.update_xaxes(title=x_title, rangemode="tozero")
+    figure.update_yaxes(title=title)
+    return figure
+
+
+def profiles(part: Part) -> go.Figure:
+    """Share of runs and tasks above each score, with bands over seeds."""
+    thresholds = np.concatenate([-np.geomspace(100, 1, 15), [0], np.geomspace(1, 10_000, 60)])
+    figure = _figure(height=380)
+    for index, group in enumerate(part.groups):
+        scores = group.training(part.tasks).scores
+        if not scores.size:
+            continue
+        colour = COLOURS[index % len(COLOURS)]
+        value = 100 * performance_profile(scores, thresholds)
+        if len(scores) > 1:
+            drawn = bootstrap(scores, resamples=CURVE_RESAMPLES)
+            shares = 100 * np.stack([performance_profile(each, thresholds) for each in drawn])
+            low, high = np.percentile(shares, [2.5, 97.5], axis=0)
+            band = Curve(symlog(thresholds), value, low, high)
+            _add_band(figure, band, 1.0, colour, group.label)
+        figure.add_scatter(
+            x=_small(symlog(thresholds)),
+            y=_small(value),
+            name=group.label,
+            legendgroup=group.label,
+            mode="lines",
+            line={"color": colour, "width": 2, "shape": "hv"},
+        )
+    ticks = np.array(TICKS, np.float64)
+    figure.add_vline(x=float(symlog(np.array(100.0))), line={"dash": "dash", "width": 1.2})
+    figure.update_xaxes(title=f"{HNS}, symmetric-log axis", tickvals=symlog(ticks),
+                        ticktext=[f"{t:,}" for t in TICKS])  # fmt: skip
+    figure.update_yaxes(title="runs and tasks above it, %", range=[0, 101])
+    return figure
+
+
+def per_task(
+    part: Part, key: str, title: str, scale: float, *, reaching: str | None = None
+) -> go.Figure:
+    """Marks of a metric's mean over the points of all runs, tasks in the suite's order."""
+    figure = _figure(height=110 + 19 * max(len(part.tasks), 4))
+    for index, group in enumerate(part.groups):
+        values = scale * np.array([group.mean_of(f"{key}/{task}") for task in part.tasks])
+        error = None
+        if reaching is not None:
+            ends = np.array([group.mean_of(f"{reaching}/{task}") for task in part.tasks])
+            error = {"type": "data", "symmetric": False, "array": ends - values,
+                     "arrayminus": np.zeros(len(ends)), "thickness": 1}  # fmt: skip
+        figure.add_scatter(
+            x=values, y=list(part.tasks), name=group.label, mode="markers", error_x=error,
+            marker={"color": COLOURS[index % len(COLOURS)], "size": 7},
+        )  # fmt: skip
+    figure.update_xaxes(title=title, rangemode="tozero")
+    _tasks_down(figure, part.tasks[::-1])
+    return figure
+
+
+def time_split(part: Part) -> go.Figure:
+    """Where the time of learner (left) and actors (right) goes, means over the run."""
+    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04)
+    keys = sorted({key for run in part.runs for p in run.points for key in p if "time/" in key})
+    labels = [group.label for group in part.groups]
+    for index, key in enumerate(keys):
+        actor = key.startswith("time/actor_")
+        figure.add_bar(
+            x=[100 * group.mean_of(key) for group in part.groups],
+            y=labels,
+            orientation="h",
+            name=key.removeprefix("time/").replace("_", " "),
+            marker={"color": COLOURS[index % len(COLOURS)]},
+            row=1,
+            col=2 if actor else 1,
+        )
+    figure.update_layout(_figure(height=150 + 28 * len(labels)).layout)
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="time, %", range=[0, 101])
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _tasks_down(figure: go.Figure, upwards: Sequence[str]) -> None:
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=upwards, range=[-0.8, len(upwards) - 0.2], dtick=1,
+        automargin=True,
+    )  # fmt: skip
+
+
+def _add_band(figure: go.Figure, curve: Curve, scale: float, colour: str, label: str) -> None:
+    assert curve.low is not None
+    assert curve.high is not None
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    figure.add_scatter(
+        x=_small(np.concatenate([curve.x, curve.x[::-1]]) / scale),
+        y=_small(np.concatenate([curve.high, curve.low[::-1]])),
+        mode="lines",
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},0.2)",
+        line={"width": 0},
+        legendgroup=label,
+        name=f"{label}, 95 % over seeds",
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _figure(*, height: int) -> go.Figure:
+    return go.Figure(
+        layout={
+            "template": "none",
+            "height": height,
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "hovermode": "closest",
+            "font": {"family": "system-ui, sans-serif", "size": 13},
+            "xaxis": {
+                "gridcolor": "rgba(128,128,128,0.25)",
+                "zerolinecolor": "rgba(128,128,128,0.6)",
+            },
+            "yaxis": {
+                "gridcolor": "rgba(128,128,128,0.25)",
+                "zerolinecolor": "rgba(128,128,128,0.6)",
+            },
+        }
+    )
+
+
+def _small(values: Scores) -> NDArray[np.float32]:
+    """Four bytes a number are enough for the eye, and halve the page."""
+    return values.astype(np.float32)
+
+
+def _share_to_per_cent(values: Scores) -> Scores:
+    return 100.0 * mean(values)
