@@ -103,10 +103,8 @@ class GridSweeper(BasicSweeper):
         for number in todo:
             job = sweep.jobs[number]
             placed = self._placed(sweep, number, todo[number])
-            try:
-                composed(self.hydra_context, self.config, placed, sweep.job_dir(number))
-            except (ValueError, OSError) as error:
-                raise UsageError(f"job {job.number} ({job.name}): {error}") from error
+            name = f"job {job.number} ({job.name})"
+            check(self.hydra_context, self.config, placed, sweep.job_dir(number), name)
         return sweep, todo
 
     def _resumed(self, sweep: Sweep, job: Job, given: list[str]) -> list[str] | None:
@@ -191,10 +189,10 @@ class GridSweeper(BasicSweeper):
         log.info("summary: %s", shown(sweep.directory / "summary.csv"))
 
 
-def composed(
-    context: HydraContext, config: DictConfig, overrides: list[str], job_dir: Path
+def check(
+    context: HydraContext, config: DictConfig, overrides: list[str], job_dir: Path, name: str
 ) -> DictConfig:
-    """The configuration of a job, checked: raises what it would be refused for when it begins."""
+    """The configuration of a job. Raises what it would be refused for when it begins."""
     job = context.config_loader.load_sweep_config(config, overrides)
     with open_dict(job.hydra):
         job.hydra.runtime.output_dir = str(job_dir)
@@ -205,6 +203,8 @@ def composed(
         del cfg["hydra"]
     try:
         return configured(cfg)[0]
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{name}: {error}") from error
     finally:
         HydraConfig.instance().cfg = before
 

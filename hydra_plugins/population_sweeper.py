@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 import command_line
 from command_line import RunFailed, UsageError
 from hydra_plugins import search_space
-from hydra_plugins.grid_sweeper import composed, passing_signals_on
+from hydra_plugins.grid_sweeper import check, passing_signals_on
 from impala.population import (
     FAILED,
     Member,
@@ -137,7 +137,7 @@ class PopulationSweeper(Sweeper):
         least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))
         for values in (least, most):  # a misspelt key is found here, and a value that cannot be
             overrides = [*self._fixed, *_as_overrides(values), f"hydra.sweep.dir={os.devnull}"]
-            cfg = composed(self._context, self._config, overrides, Path(os.devnull))
+            cfg = check(self._context, self._config, overrides, Path(os.devnull), "members")
         if cfg.mode != "train":
             raise UsageError(f"mode={cfg.mode}: a population trains. Evaluate its best member")
         changeable = [key for key in command_line.CHANGEABLE if key.startswith("algorithm.")]
@@ -149,7 +149,7 @@ class PopulationSweeper(Sweeper):
                 f" {', '.join(allowed)}"
             )
         suite = instantiate(cfg.suite)
-        scoreboard = Scoreboard(suite.tasks)
+        self._scoreboard = scoreboard = Scoreboard(suite.tasks)
         for task in range(len(suite.tasks)):
             scoreboard.add(task, 0.0, 1)
         if self._fitness not in (metrics := scoreboard.metrics()):
@@ -183,7 +183,7 @@ class PopulationSweeper(Sweeper):
         self._directory = PopulationDirectory(path)
         jobs = tuple(Job(i, f"member {i}", ()) for i in range(self._size))
         self._sweep = Sweep(path, jobs, "continue", socket.gethostname(), os.getpid())
-        self._runs = PopulationRuns(self._directory, self._fitness)
+        self._runs = PopulationRuns(self._directory, self._fitness, self._scoreboard)
 
     def _remember(self) -> None:
         """Writes what the population is; of one that is resumed, it has to be the same."""

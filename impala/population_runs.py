@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import shutil
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 from impala.checkpoint import Checkpoints, read
-from impala.loggers.json_lines import read_points
 from impala.population import FAILED, Member, Rule, Space, evolved, fitness
 from impala.population_directory import PopulationDirectory, Record
 from impala.population_member import inherited
+from suites.score import Scoreboard
 
 
 class PopulationRuns:
-    """fitness_key: the metric that ranks members."""
+    """fitness_key: the metric of `scoreboard` that ranks members.
 
-    def __init__(self, directory: PopulationDirectory, fitness_key: str) -> None:
+    scoreboard: of the suite that they play.
+    """
+
+    def __init__(
+        self, directory: PopulationDirectory, fitness_key: str, scoreboard: Scoreboard
+    ) -> None:
         self._directory = directory
         self._fitness_key = fitness_key
+        self._scoreboard = scoreboard
 
     def frames(self, member: int) -> int | None:
         """Of the newest checkpoint of a member; None if it has none yet."""
         return self._checkpoints(member).newest_frames()
 
     def fitness(self, member: int) -> float | None:
-        """Of the last point that the member has logged."""
-        points = deque(read_points(self._directory.member(member) / "metrics.jsonl"), maxlen=1)
-        return fitness(points[0], self._fitness_key) if points else None
+        """By the newest checkpoint: a point of the same frames may be missing, if it was killed."""
+        state = self._state(member)
+        if state is None:
+            return None
+        self._scoreboard.load_state_dict(state["scoreboard"])
+        return fitness(self._scoreboard.metrics(), self._fitness_key)
 
     def pin(self, member: int, generation: int) -> str | None:
         """See `PopulationDirectory.pin`; None if there is no checkpoint."""

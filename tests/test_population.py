@@ -36,6 +36,8 @@ from impala.population_directory import (
 from impala.population_member import inherited
 from impala.population_report import ancestry, followed
 from impala.population_runs import PopulationRuns
+from suites.catch import Catch
+from suites.score import Scoreboard
 from tests.test_learner import actor_critic, batch_of, learner_of, random_storage
 
 LR = Interval("lr", 1e-4, 1e-1, log=True)
@@ -353,7 +355,7 @@ def test_curves_follow_the_ancestry_of_copies():
 
 def test_a_copy_is_placed_until_the_member_has_gone_on_from_it(tmp_path):
     directory = PopulationDirectory(tmp_path)
-    runs = PopulationRuns(directory, "score/mean_capped")
+    runs = PopulationRuns(directory, "score/mean_capped", Scoreboard(Catch().tasks))
     folders = [Checkpoints(directory.member(m) / "checkpoints") for m in (0, 1)]
 
     def save(member, frames, name):
