@@ -132,7 +132,8 @@ def test_the_best_is_a_run_that_can_be_evaluated(sweep, folder):
 def test_a_page_shows_it(sweep):
     directory, _ = sweep
     page = (directory / "population.html").read_text()
-    assert page.count("data:image/png;base64,") == 3 and "http" not in page
+    assert page.count("data:image/png;base64,") == 3
+    assert "http:" not in page and "https:" not in page
     for name in ("fitness", "schedules", "tree"):
         assert (directory / f"population_{name}.png").stat().st_size > 5_000
 
