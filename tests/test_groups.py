@@ -299,6 +299,7 @@ def test_what_keeps_others_waiting_is_moved_to_processes_of_its_own(started, cap
     seen.until(lambda: seen.tasks[1] >= 4)
 
 
+@pytest.mark.slow
 def test_nothing_is_moved_that_is_not_asked_for(started):
     seen = Counted(started([[0, 0, 1, 1]], fault="sluggish", faulty="five"))
     seen.until(lambda: seen.tasks[0] > 40)
@@ -333,6 +334,7 @@ def test_a_task_outside_that_keeps_failing_is_left_out(started):
     assert (seen.tasks[1], seen.games) == (0, {(0, 6.0, 12)})
 
 
+@pytest.mark.slow
 def test_a_mix_holds_whatever_the_speed_and_environments_change_tasks(started, caplog):
     """One task is a hundred times slower than the other, and is to have two thirds of all steps."""
     transport = started(

@@ -111,6 +111,7 @@ def test_a_server_that_is_killed_starts_again_with_all_actors(started, caplog):
         seen.until(lambda: False)
 
 
+@pytest.mark.slow
 def test_a_server_dies_while_an_environment_is_to_start_again(started):
     transport = started(
         [[0, 0, 1], [1, 1]], outside=[1], restarts=Restarts(per_task=3, backoff_s=3.0)

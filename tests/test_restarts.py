@@ -99,6 +99,7 @@ def test_an_actor_that_fails_is_named_and_starts_again(fault, started, tmp_path,
     assert ("Traceback" in caplog.text) == (fault not in ("exit", "kill", "hang"))
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_stopped_is_killed_and_starts_again(started, caplog):
     transport = started(Restarts(per_task=3, backoff_s=0.1, step_timeout_s=4.0))
     seen = Seen(transport)
