@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from impala.actor_pool import ActorPool
+from impala.evaluation.evaluation import Chunk, Evaluation
+from impala.evaluation.player import Player
 from impala.messages import GAME, Unroll, packed, unpacked
 from impala.transport.restarts import Restarts
 from impala.transport.shared_memory import SharedMemoryTransport
@@ -149,3 +151,32 @@ def test_a_run_is_stopped_and_goes_on_and_nothing_is_left(folder):
     subprocess.run(resume, env=environment, check=True, timeout=120)
     assert points(run_dir)[-1]["frames"] >= frames + 10_000
     assert not engine_folders(folder)
+
+
+class Watching(CountingAgent):
+    """Keeps what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def act(self, step, state, noise):
+        self.seen.append(int(step.frame.sum()))
+        return super().act(step, state, noise)
+
+
+def test_a_game_of_an_evaluation_does_not_depend_on_those_before_it(folder):
+    agent = Watching()
+    evaluation = Evaluation(
+        suite=DmLab30(tasks=TASKS[1:]), agent=agent, games=2, greedy=True, seed=3, num_workers=1,
+        at_once=1, outside=True,
+    )  # fmt: skip
+    seen = []
+    for numbers in ([0, 1], [1]):
+        player = Player(evaluation, folder, 700)
+        for number in numbers:
+            agent.seen.clear()
+            player.play(Chunk(0, number, 1))
+        player.close()
+        seen.append(agent.seen.copy())
+    assert seen[0] == seen[1] and len(set(seen[0])) > 100

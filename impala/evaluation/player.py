@@ -93,8 +93,8 @@ class Player:
         if task != self._task:
             self.close()
         self._task = task
-        suite = self._evaluation.suite
-        for seed in seeds[len(self._environments) :]:
+        suite, there = self._evaluation.suite, len(self._environments)
+        for seed in seeds[there:]:
             arguments = suite, suite.tasks[task], 1, [seed], "test"
             if self._evaluation.outside:
                 log_dir = self._run_dir / "engine"
@@ -102,6 +102,10 @@ class Player:
             else:
                 self._environments.append(suite.make(*arguments[1:]))
             self._alive(0)
+        if self._evaluation.outside:  # an engine's first game differs from later ones of its seed
+            for environment in self._environments[there:]:
+                environment.reset()
+                self._alive(0)
         return self._environments[: len(seeds)]
 
     @contextmanager
