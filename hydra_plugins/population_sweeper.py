@@ -149,6 +149,7 @@ class PopulationSweeper(Sweeper):
                 f" {', '.join(allowed)}"
             )
         suite = instantiate(cfg.suite)
+        suite.check()
         self._scoreboard = scoreboard = Scoreboard(suite.tasks)
         for task in range(len(suite.tasks)):
             scoreboard.add(task, 0.0, 1)
