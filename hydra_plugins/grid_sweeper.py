@@ -93,6 +93,11 @@ class GridSweeper(BasicSweeper):
         else:
             if len(overrides) > 1:
                 raise UsageError("sweep.resume has its jobs already: no key may have many values")
+            if (directory / "population.json").exists():
+                raise UsageError(
+                    f"{shown(directory)} is a population: it goes on with the command that it was"
+                    f" started with (-m hydra/sweeper=population ...) and sweep.resume"
+                )
             before = read_sweep(directory)
             jobs = before.jobs
             if not any(o.key_or_group == "sweep.on_error" for o in parsed):
