@@ -16,6 +16,7 @@ import yaml
 
 from impala.report.__main__ import main
 from impala.report.comparison import parts
+from impala.report.figures import profiles, symlog
 from impala.report.runs import MAX_POINTS, find_runs, read_metrics, read_run
 from suites.atari57 import Atari57
 from suites.statistics import mean
@@ -229,6 +230,29 @@ def test_curves_hold_the_newest_value_up_to_the_shortest_run(tmp_path):
 
 
 # The page
+
+
+def test_a_profile_falls_at_the_scores(tmp_path):
+    for seed, scores in enumerate([(100.0, 80.0), (100.0, 33.0)]):
+        write_run(tmp_path / str(seed), seed=seed, scores=scores)
+    (part,) = parts(find_runs([tmp_path])[0])
+    line = profiles(part).data[-1]  # after its band
+    at = {round(float(x), 3): y for x, y in zip(line.x, line.y, strict=True)}
+    for score, above in ((33.0, 75.0), (80.0, 50.0), (100.0, 0.0)):
+        assert at[round(float(symlog(np.array(score))), 3)] == above
+
+
+def test_members_of_a_population_stand_alone_under_its_name_and_its_best_is_none(tmp_path):
+    population = tmp_path / "sweep"
+    for member in (0, 1, "best"):
+        run = write_run(population / str(member), lr=0.1)
+        if member != "best":
+            config = yaml.safe_load((run / "config.yaml").read_text())
+            config["population"] = {"directory": str(population), "member": member}
+            (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (population / "population.json").write_text("{}")
+    (part,) = parts(find_runs([population])[0])
+    assert [group.label for group in part.groups] == ["sweep, member 0", "sweep, member 1"]
 
 
 def write_everything(folder: Path) -> None:

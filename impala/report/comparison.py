@@ -159,18 +159,29 @@ def parts(runs: Sequence[Run]) -> list[Part]:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Runs by what they learn; labels say in which keys of the configuration they differ."""
+    """Runs by what they learn; labels say in which keys of the configuration they differ.
+
+    A member of a population stands alone: its hyperparameters have changed while it ran.
+    """
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(repr(sorted(learned_by(run).items())), []).append(run)
-    differing = differences([same[0] for same in found.values()])
+        same = _member(run) or repr(sorted(learned_by(run).items()))
+        found.setdefault(same, []).append(run)
+    differing = differences([same[0] for same in found.values() if not _member(same[0])])
     made = []
     for same in found.values():
         config = same[0].config
         words = [f"{_short(key)}={shown(config[key])}" for key in differing if key in config]
         chosen = f"{config.get('choices.algorithm', '')} {config.get('choices.network', '')}"
-        made.append(Group(", ".join(words[:4]) or chosen.strip() or same[0].suite, same))
+        label = _member(same[0]) or ", ".join(words[:4]) or chosen.strip() or same[0].suite
+        made.append(Group(label, same))
     return made
+
+
+def _member(run: Run) -> str | None:
+    """Which one of which population, if it is of one."""
+    number = run.config.get("population.member")
+    return None if number is None else f"{run.directory.parent.name}, member {number}"
 
 
 def learned_by(run: Run) -> dict[str, Any]:

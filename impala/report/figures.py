@@ -172,13 +172,14 @@ def curves(
 
 def profiles(part: Part) -> go.Figure:
     """Share of runs and tasks above each score, with bands over seeds."""
-    thresholds = np.concatenate([-np.geomspace(100, 1, 15), [0], np.geomspace(1, 10_000, 60)])
+    grid = np.concatenate([-np.geomspace(100, 1, 15), [0], np.geomspace(1, 10_000, 60)])
     figure = _figure(height=380)
     for index, group in enumerate(part.groups):
         scores = group.training(part.tasks).scores
         if not scores.size:
             continue
         colour = COLOURS[index % len(COLOURS)]
+        thresholds = np.union1d(grid, scores)  # so that it falls at the scores
         value = 100 * performance_profile(scores, thresholds)
         if len(scores) > 1:
             drawn = bootstrap(scores, resamples=CURVE_RESAMPLES)

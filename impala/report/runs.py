@@ -81,7 +81,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         config.parent.resolve(): None
         for path in paths
         for config in sorted(path.resolve().rglob("config.yaml"))
-        if config.parent.name != ".hydra"
+        if config.parent.name != ".hydra" and not _is_best_of_population(config.parent)
     }
     runs, left_out = [], []
     for directory in directories:
@@ -93,6 +93,11 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         found = "; ".join(left_out) or "no directory in it has a config.yaml"
         raise ValueError(f"no run to report on in {', '.join(map(str, paths))}: {found}")
     return runs, left_out
+
+
+def _is_best_of_population(directory: Path) -> bool:
+    """A member's checkpoint, once more."""
+    return directory.name == "best" and (directory.parent / "population.json").exists()
 
 
 def read_run(directory: Path) -> Run:
