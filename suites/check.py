@@ -74,7 +74,7 @@ def _report(suite: Suite, tasks: Sequence[Task]) -> int:
     try:
         suite.check()
     except EngineMissing as error:
-        print(f"{suite.name}: {error}\n")
+        print(f"{error}\n")
         return len(tasks)
     except ValueError as error:  # what there is is tried all the same
         print(f"{suite.name}: {error}")
