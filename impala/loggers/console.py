@@ -105,8 +105,6 @@ def closing_line(latest: Latest, exit_code: int) -> str:
     how = {0: "finished", 130: "stopped", 143: "stopped"}.get(
         exit_code, f"failed (exit code {exit_code})"
     )
-    if exit_code == 0 and latest.frames < latest.total_frames:
-        how = "paused"  # at stop_frames
     if not latest.metrics:
         return f"{how} before anything was learned from"
     spent = duration(latest.get("time_s"))
