@@ -104,7 +104,11 @@ def read_run(directory: Path) -> Run:
     """ValueError, saying why, if there is nothing to show."""
     points, damaged_lines = read_metrics(directory / "metrics.jsonl")
     if not points:
-        raise ValueError("metrics.jsonl has no point yet")
+        raise ValueError(
+            f"none of {damaged_lines} lines of metrics.jsonl can be read"
+            if damaged_lines
+            else "metrics.jsonl has no point yet"
+        )
     damaged: list[str] = []
     summary = _json(directory / "summary.json", damaged) or {}
     about = _json(directory / "suite.json", damaged) or summary
