@@ -80,8 +80,9 @@ class Answers:
     def answered(self, rows: int) -> None:
         self._counts += 1, rows
 
-    def alive(self) -> None:
-        self._alive_s[0] = time.monotonic()
+    def alive(self, until_s: float = 0.0) -> None:
+        """until_s: it needs to give no other sign before so many seconds from now."""
+        self._alive_s[0] = time.monotonic() + until_s
 
     def hangs(self, patience: Patience) -> bool:
         """Whether it has given no sign of life for too long."""

@@ -289,7 +289,7 @@ class SharedMemoryTransport:
 
     def _start_server(self) -> None:
         if self._builder.batching is not None:
-            self._answers.alive()
+            self._answers.alive(until_s=START_S)
             self._server = InferenceProcess(self._builder, self._shared, self._seed, self._servers)
             self._servers += 1
 
