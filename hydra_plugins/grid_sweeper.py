@@ -64,6 +64,7 @@ class GridSweeper(BasicSweeper):
             with suppress(OSError):  # a sweep that is resumed has something in it
                 os.removedirs(shown(directory))
             raise
+        directory.mkdir(parents=True, exist_ok=True)
         with claimed(directory):
             self._run(sweep, todo)
 
@@ -88,6 +89,11 @@ class GridSweeper(BasicSweeper):
             raise UsageError(f"sweep.on_error={on_error}: expected continue or stop")
         (overrides,) = self.split_arguments(given, None)
         if self.config.sweep.resume is None:
+            if (directory / "sweep.json").exists():
+                raise UsageError(
+                    f"{shown(directory)} has a sweep: give sweep.resume to go on with it, or"
+                    " another hydra.sweep.dir"
+                )
             jobs = named_jobs(overrides)
             todo = {job.number: list(job.overrides) for job in jobs}
         else:

@@ -178,6 +178,8 @@ class PopulationSweeper(Sweeper):
 
     def _open_directory(self) -> None:
         path = Path(self._config.hydra.sweep.dir).absolute()
+        if (path / "sweep.json").exists() and not (path / "population.json").exists():
+            raise UsageError(f"{shown(path)} is a sweep of independent jobs, and no population")
         path.mkdir(parents=True, exist_ok=True)
         with read_write(self._config), open_dict(self._config):
             self._config.hydra.sweep.dir = str(path)

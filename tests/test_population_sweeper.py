@@ -146,6 +146,12 @@ def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder
     ran = run(*ROUNDS, f"hydra.sweep.dir={directory}", "total_frames=2400")
     assert ran.code == 2
     assert "copy has another population" in ran.error and "total_frames is 900" in ran.error
+    (folder / "grid").mkdir()
+    (folder / "grid" / "sweep.json").write_text("{}")
+    for command in (ROUNDS, ("-m", "suite=catch", "seed=1,2")):
+        ran = run(*command, f"hydra.sweep.dir={folder / 'grid'}")
+        assert ran.code == 2 and "grid" in ran.error
+    assert [path.name for path in (folder / "grid").iterdir()] == ["sweep.json"]
     ran = run("-m", f"sweep.resume={directory}")  # as a sweep of independent jobs
     assert ran.code == 2 and "copy is a population" in ran.error
     assert {m: points(directory, m) for m in range(3)} == before
