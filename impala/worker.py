@@ -54,13 +54,7 @@ class WorkerEnv(TaskVectorEnv):
         log_dir: Path | None = None,
     ) -> None:
         spec = suite.spec
-        super().__init__(
-            num_envs=num_envs,
-            seeds=seeds,
-            frame_shape=spec.frame_shape,
-            num_actions=spec.num_actions,
-            instruction_length=spec.instruction_length,
-        )
+        super().__init__(num_envs=num_envs, seeds=seeds, spec=spec)
         memory = SharedMemory(_record(spec, num_envs).itemsize)
         self._extras = tuple(_extras(spec))
         self._shared = _views(memory, spec, num_envs)

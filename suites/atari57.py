@@ -210,12 +210,7 @@ class AtariTaskEnv(TaskVectorEnv):
         full_action_space: bool,
         threads: int,
     ) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            seeds=seeds,
-            frame_shape=spec.frame_shape,
-            num_actions=spec.num_actions,
-        )
+        super().__init__(num_envs=num_envs, seeds=seeds, spec=spec)
         from ale_py.vector_env import AtariVectorEnv
 
         stack, height, width = spec.frame_shape

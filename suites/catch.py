@@ -69,12 +69,7 @@ class CatchVectorEnv(TaskVectorEnv):
     """
 
     def __init__(self, *, num_envs: int, seeds: Sequence[int], spec: Spec) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            seeds=seeds,
-            frame_shape=spec.frame_shape,
-            num_actions=spec.num_actions,
-        )
+        super().__init__(num_envs=num_envs, seeds=seeds, spec=spec)
         _, self._rows, self._columns = spec.frame_shape
         self._boards = np.arange(num_envs)
         self._seeds = np.zeros(num_envs, np.uint64)

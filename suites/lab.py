@@ -88,13 +88,7 @@ class LabEnv(TaskVectorEnv):
         cut_is_truncation: bool,
         cache: Cache | None,
     ) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            seeds=seeds,
-            frame_shape=spec.frame_shape,
-            num_actions=spec.num_actions,
-            instruction_length=spec.instruction_length,
-        )
+        super().__init__(num_envs=num_envs, seeds=seeds, spec=spec)
         import deepmind_lab  # pyright: ignore[reportMissingImports]  (see docs/dmlab30.md)
 
         self._spec = spec

@@ -89,15 +89,7 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
     an engine that returns what it should not.
     """
 
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        seeds: Sequence[int],
-        frame_shape: tuple[int, ...],
-        num_actions: int,
-        instruction_length: int = 0,
-    ) -> None:
+    def __init__(self, *, num_envs: int, seeds: Sequence[int], spec: Spec) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: expected at least 1")
         self.num_envs = num_envs
@@ -105,10 +97,10 @@ class TaskVectorEnv(gymnasium.vector.VectorEnv):
         self._started = False
         self._sent = False
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.single_observation_space = gymnasium.spaces.Box(0, 255, frame_shape, np.uint8)
-        self.single_action_space = gymnasium.spaces.Discrete(num_actions)
-        self._num_actions = num_actions
-        self._instruction_length = instruction_length
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, spec.frame_shape, np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(spec.num_actions)
+        self._num_actions = spec.num_actions
+        self._instruction_length = spec.instruction_length
         batch_space = gymnasium.vector.utils.batch_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)

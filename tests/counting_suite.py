@@ -90,13 +90,7 @@ class CountingEnv(TaskVectorEnv):
         fault: str | None = None,
     ) -> None:
         spec = suite.spec
-        super().__init__(
-            num_envs=num_envs,
-            seeds=seeds,
-            frame_shape=spec.frame_shape,
-            num_actions=spec.num_actions,
-            instruction_length=spec.instruction_length,
-        )
+        super().__init__(num_envs=num_envs, seeds=seeds, spec=spec)
         self._suite, self._length, self._truncates = suite, length, truncates
         self._count = np.zeros(num_envs, np.int64)
         self._steps = 0
