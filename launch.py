@@ -54,6 +54,7 @@ from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
 from impala.population_member import PopulationMember
 from impala.transport.restarts import Restarts
+from impala.whole_file import write_whole
 from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
 from suites.camera import check_filmable
 from suites.score import Scoreboard
@@ -406,9 +407,7 @@ def save_config(cfg: DictConfig, run_dir: Path) -> None:
     """What the run is, whatever it was started or resumed by: `config.yaml`, resolved."""
     saved = copy.deepcopy(cfg)
     saved.mode, saved.resume, saved.sweep.resume = "train", None, None
-    temporary = run_dir / ".config.yaml"
-    OmegaConf.save(saved, temporary, resolve=True)
-    os.replace(temporary, run_dir / "config.yaml")
+    write_whole(run_dir / "config.yaml", OmegaConf.to_yaml(saved, resolve=True))
 
 
 def save_suite(suite: Suite, run_dir: Path) -> None:
@@ -419,9 +418,7 @@ def save_suite(suite: Suite, run_dir: Path) -> None:
         "tasks": [task.name for task in suite.tasks],
         "provenance": suite.provenance,
     }
-    temporary = run_dir / ".suite.json"
-    temporary.write_text(json.dumps(about, indent=2) + "\n")
-    os.replace(temporary, run_dir / "suite.json")
+    write_whole(run_dir / "suite.json", json.dumps(about, indent=2) + "\n")
 
 
 def pick_device(name: str, key: str = "device") -> torch.device:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fcntl
+import io
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 from rich.table import Table
 
+from impala.whole_file import write_whole
 from run_directory import shown
 
 COLUMNS = ("job", "overrides", "score", "state", "directory", "error")
@@ -95,7 +96,7 @@ def write_sweep(sweep: Sweep) -> None:
         "on_error": sweep.on_error,
         "jobs": [{"name": job.name, "overrides": job.overrides} for job in sweep.jobs],
     }
-    _replace(sweep.directory / "sweep.json", json.dumps(content, indent=2) + "\n")
+    write_whole(sweep.directory / "sweep.json", json.dumps(content, indent=2) + "\n")
 
 
 def read_sweep(directory: Path) -> Sweep:
@@ -113,7 +114,7 @@ def read_sweep(directory: Path) -> Sweep:
 
 
 def write_state(job_dir: Path, state: JobState) -> None:
-    _replace(job_dir / "job.json", json.dumps(dataclasses.asdict(state), indent=2) + "\n")
+    write_whole(job_dir / "job.json", json.dumps(dataclasses.asdict(state), indent=2) + "\n")
 
 
 def read_state(job_dir: Path) -> JobState:
@@ -172,14 +173,11 @@ def write_summary(sweep: Sweep) -> None:
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
     """A CSV file, whole at any moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 def table(sweep: Sweep) -> Table:
@@ -226,12 +224,3 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

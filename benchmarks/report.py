@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import platform
 import shlex
 import subprocess
@@ -14,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
+
+from impala.cores import available_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("outputs", "benchmarks")  # those of docs/results were made with --out or --folder
@@ -53,9 +54,8 @@ def module_command(module: str) -> str:
 
 
 def machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total / 2**30
-    return f"{_processor()}, {cores} cores, {memory:.0f} GiB, {platform.system()}"
+    return f"{_processor()}, {available_cores()} cores, {memory:.0f} GiB, {platform.system()}"
 
 
 def versions() -> str:

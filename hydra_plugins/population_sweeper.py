@@ -6,6 +6,7 @@ Hydra accepts sweepers only whose module's name begins with `hydra_plugins.`.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import os
@@ -44,6 +45,7 @@ from impala.population import (
 from impala.population_directory import PopulationDirectory, Record, space_as_json
 from impala.population_member import told
 from impala.population_runs import PopulationRuns
+from impala.whole_file import write_whole
 from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
 from sweep import Job, Sweep, write_sweep
@@ -375,24 +377,22 @@ class PopulationSweeper(Sweeper):
         config = OmegaConf.load(self._directory.member(fittest.index) / "config.yaml")
         for key, value in {**fittest.values, "population": None, "stop_frames": None}.items():
             OmegaConf.update(config, key, value)
-        OmegaConf.save(config, folder / ".config.yaml")
-        (folder / ".config.yaml").replace(folder / "config.yaml")
+        write_whole(folder / "config.yaml", OmegaConf.to_yaml(config))
         log.info("member %d is the best, with fitness %.1f", fittest.index, fittest.fitness)
         log.info("evaluate it with: %s", resume_command(folder, "mode=evaluate"))
         self._draw()
 
     def _write_members(self, members: Sequence[Member], latest: dict[int, Record]) -> None:
         keys = [hyperparameter.key for hyperparameter in self._space]
-        path = self._directory.path / "members.csv"
-        with (temporary := path.with_suffix(".csv.tmp")).open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])
-            for member in best_first(members):
-                fitness = "failed" if member.fitness == FAILED else member.fitness
-                row = [member.index, fitness, latest[member.index].generation]
-                row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]
-                writer.writerow([*row, self._directory.member(member.index)])
-        temporary.replace(path)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["member", "fitness", "generation", "frames", *keys, "directory"])
+        for member in best_first(members):
+            fitness = "failed" if member.fitness == FAILED else member.fitness
+            row = [member.index, fitness, latest[member.index].generation]
+            row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]
+            writer.writerow([*row, self._directory.member(member.index)])
+        write_whole(self._directory.path / "members.csv", text.getvalue())
 
     def _draw(self) -> None:
         path = self._directory.path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from impala.loggers.logger import Logger
 from impala.measures import FaultCounts, Measures
 from impala.population_member import PopulationMember, inherited
 from impala.transport.transport import ActorError, Delivery, Transport
+from impala.whole_file import write_whole
 from suites.score import Scoreboard, provenance
 from suites.suite import Suite
 
@@ -179,8 +179,6 @@ class Experiment:
         if self._evaluations is not None and not self._signal:
             self._evaluations.finish(given_up=lambda: bool(self._signal))
         if metrics:
-            if self._evaluations is not None:
-                metrics |= self._evaluations.results()
             self._write(metrics)
             self._commit()
 
@@ -302,8 +300,6 @@ class Experiment:
 
     def _log(self) -> None:
         if metrics := self._measured():
-            if self._evaluations is not None:
-                metrics |= self._evaluations.results()
             self._write(metrics)
 
     def _measured(self) -> dict[str, float]:
@@ -326,6 +322,9 @@ class Experiment:
         return metrics
 
     def _write(self, metrics: dict[str, float]) -> None:
+        """With an evaluation's, if one was finished."""
+        if self._evaluations is not None:
+            metrics |= self._evaluations.results()
         for logger in self._loggers:
             logger.write(self._frames, metrics)
 
@@ -390,10 +389,7 @@ class Experiment:
             ),
             **self._about,
         }
-        path = self._run_dir / "summary.json"
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(temporary, path)
+        write_whole(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     # State
 

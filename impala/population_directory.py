@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from impala.loggers.json_lines import read_points
 from impala.population import FAILED, Choice, Interval, Space, Values
+from impala.whole_file import write_whole
 
 PINNED = 2  # checkpoints of a member that stay: one may be read while the next is written
 
@@ -70,7 +71,7 @@ class PopulationDirectory:
         return json.loads((self.path / "population.json").read_text())
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        _replace(self.path / "population.json", json.dumps(settings, indent=1) + "\n")
+        write_whole(self.path / "population.json", json.dumps(settings, indent=1) + "\n")
 
     # Its history
 
@@ -90,7 +91,7 @@ class PopulationDirectory:
         """Of the population, or of one member."""
         folder = self.path if member is None else self.member(member)
         lines = (json.dumps(record._asdict(), allow_nan=False) + "\n" for record in records)
-        _replace(folder / "lineage.jsonl", "".join(lines))
+        write_whole(folder / "lineage.jsonl", "".join(lines))
 
     # Checkpoints that others may copy
 
@@ -129,12 +130,3 @@ def _read(path: Path) -> Iterator[Record]:
     """The records of a file, which may be gone by the time it is read."""
     with suppress(FileNotFoundError):
         yield from (Record(**point) for point in read_points(path))
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from impala.evaluation.games_file import GamesFile, put_aside
 from impala.evaluation.progress import Progress
 from impala.evaluation.video import video_path
 from impala.evaluation.workers import Workers
+from impala.whole_file import write_whole
 from suites.score import Scoreboard, provenance
 from suites.suite import Suite
 
@@ -138,14 +138,9 @@ class Evaluator:
                 weights=f"checkpoint of {self.frames:,} frames",
             ),
         }
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("w") as file:
-            file.write(json.dumps(report, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
         if self._path.exists():
             log.info("the evaluation before this one is kept as %s", put_aside(self._path))
-        os.replace(temporary, self._path)
+        write_whole(self._path, json.dumps(report, indent=1) + "\n")
         self._file.remove()
         log.info("wrote %s", self._path)
         return report

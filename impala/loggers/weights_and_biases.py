@@ -26,6 +26,7 @@ from urllib.parse import urlparse
 
 from impala.loggers.json_lines import read_points
 from impala.loggers.logger import RunInfo
+from impala.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +290,5 @@ def _run_id(run_dir: Path) -> str:
     if path.exists():
         return json.loads(path.read_text())["id"]
     run_id = secrets.token_hex(4)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"id": run_id}) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps({"id": run_id}) + "\n")
     return run_id

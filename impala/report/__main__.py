@@ -6,13 +6,13 @@ The page is one HTML file that opens from disk and needs no network.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from impala.report.workspace import save
+from impala.whole_file import write_whole
 
 NEEDS = ("plotly", "jinja2")
 
@@ -72,10 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for difference in part.differs:
             print(f"shown apart: {part.suite}, {difference}", file=sys.stderr)
     text = render(drawn, left_out, options.out)
-    temporary = options.out.with_suffix(f".{os.getpid()}.tmp")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, options.out)
+    write_whole(options.out, text)
     print(f"{len(runs)} runs in {options.out} ({options.out.stat().st_size / 1e6:.1f} MB)")
     if options.figures is not None:
         try:
