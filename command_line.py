@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import math
 import os
@@ -410,11 +411,21 @@ def _dotted_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def _defaults(overrides: Sequence[Override]) -> DictConfig:
     """The configuration with the groups that are chosen and without the values that are given."""
-    groups = [o.input_line or "" for o in overrides if _is_group(o.key_or_group)]
+    groups = tuple(o.input_line or "" for o in overrides if _is_group(o.key_or_group))
     if GlobalHydra.instance().is_initialized():
-        return hydra.compose("config", groups)
+        path = GlobalHydra.instance().config_loader().get_search_path()
+        return _composed(groups, tuple(str(element) for element in path.get_path()))
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", groups)
+        return hydra.compose("config", list(groups))
+
+
+@functools.lru_cache
+def _composed(groups: tuple[str, ...], search_path: tuple[str, ...]) -> DictConfig:
+    """Kept, as the jobs of a sweep are checked against the same one; Hydra takes long to compose.
+
+    search_path: where Hydra looks now, so that nothing is kept for another place.
+    """
+    return hydra.compose("config", list(groups))
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:

@@ -96,6 +96,7 @@ watch(type(program)("x", program.command, read, {}), seconds=10, windows=9)
 """
 
 
+@pytest.mark.slow
 def test_a_terminated_benchmark_ends_what_it_watches() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", TERMINATED], cwd=report.ROOT, stdout=subprocess.PIPE, text=True
@@ -267,7 +268,7 @@ def test_a_table_refuses_a_short_row() -> None:
 # Forced lag
 
 
-@pytest.mark.parametrize("updates", [0, 3])
+@pytest.mark.parametrize("updates", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_forced_lag_is_exact(updates: int) -> None:
     """From the update on that has as many before it; the first ones cannot be as late."""
     run = lag.train(updates, corrected=False, seed=1, frames=20_000)

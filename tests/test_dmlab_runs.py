@@ -106,6 +106,7 @@ def test_actors_give_every_environment_an_engine_and_survive_it(folder):
     assert len(list((folder / "engine").glob("*.log"))) == 4
 
 
+@pytest.mark.slow
 def test_counts_of_the_level_cache_reach_the_metrics(folder):
     ran = run(*OPTIONS, "transport=in_process", "total_frames=12_000", "log_every_frames=1_000")
     assert ran.code == 0, ran.err

@@ -232,7 +232,9 @@ def test_start_up_is_in_no_rate(monkeypatch):
     assert "time/learner_waiting" not in taken
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_saves_and_a_resumed_run_goes_on_without_gap(tmp_path, number):
     recorder = Recorder(1000, lambda: signal.raise_signal(number))
     result = experiment(

@@ -12,11 +12,13 @@ from benchmarks import faults
 from benchmarks.training_run import LAUNCH
 
 
+@pytest.mark.slow
 def test_training_survives_killed_actors():
     row = faults.kill_actors(seconds=1.0, every_s=0.2)
     assert row.passed and row.injected >= 1, row
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_a_checkpoint():
     row = faults.fill_the_disk()
     if not row.injected:
@@ -24,7 +26,9 @@ def test_a_full_disk_ends_the_run_and_leaves_a_checkpoint():
     assert row.passed, row
 
 
-@pytest.mark.parametrize("phase", ["start-up", "mid-checkpoint"])
+@pytest.mark.parametrize(
+    "phase", [pytest.param("start-up", marks=pytest.mark.slow), "mid-checkpoint"]
+)
 def test_a_learner_that_is_killed_leaves_nothing(phase):
     row = faults.send(signal.SIGKILL, phase)
     assert row.passed, row
@@ -45,6 +49,7 @@ def test_training_survives_environments_that_break(fault):
     assert row.passed and row.injected >= 1, row
 
 
+@pytest.mark.slow
 def test_small_limits_are_enough(tmp_path):
     """256 open files, one core, a home that cannot be written to."""
     command = [sys.executable, str(LAUNCH), "suite=catch", "total_frames=3_000"]

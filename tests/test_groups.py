@@ -176,7 +176,7 @@ def test_a_crew_changes_and_games_go_on(play):
         assert {tuple(game) for game in actor.games[before:]} == WHOLE  # none is cut or doubled
 
 
-@pytest.mark.parametrize("fault", ["raise", "hang"])
+@pytest.mark.parametrize("fault", ["raise", pytest.param("hang", marks=pytest.mark.slow)])
 def test_one_that_breaks_outside_costs_no_other(play, fault, tmp_path):
     actor = play(
         crew_of([0, 0, 1, 1], outside=[1]), fault=fault, faulty="five", once=tmp_path / "once"
@@ -306,7 +306,7 @@ def test_nothing_is_moved_that_is_not_asked_for(started):
     assert seen.tasks[0] == seen.tasks[1]
 
 
-@pytest.mark.parametrize("fault", ["kill", "unbuildable"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("unbuildable", marks=pytest.mark.slow)])
 def test_a_process_that_fails_is_named_and_starts_again_alone(fault, started, tmp_path, caplog):
     transport = started(
         [[0, 0, 1, 1]], Restarts(per_task=3, backoff_s=0.1), outside=[1],

@@ -84,6 +84,7 @@ def test_the_version_is_the_oldest_that_acted(started):
     assert changed > 0  # it does not wait for an unroll's end to take newer weights
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_joins_again(started):
     transport = started([[0, 0], [1, 1]], restarts=Restarts(per_task=3, backoff_s=0.0))
     seen = Kept(transport)
@@ -128,6 +129,7 @@ def test_a_server_dies_while_an_environment_is_to_start_again(started):
     assert len(seen.faults) == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_killed_and_starts_again(started, caplog):
     transport = started([[0, 0], [1]], restarts=Restarts(backoff_s=0, per_task=1, step_timeout_s=4))
     seen = Counted(transport)

@@ -249,8 +249,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, expected, folder):
 @pytest.mark.parametrize(
     "choices",
     [
-        ["inference=server"],
-        ["actors.outside=always"],
+        pytest.param(["inference=server"], marks=pytest.mark.slow),
+        pytest.param(["actors.outside=always"], marks=pytest.mark.slow),
         ["actors.mix=equal_frames", "inference=server", "actors.outside=always"],
         ["transport=in_process", "actors.mix={catch:2}"],
     ],
@@ -516,7 +516,9 @@ def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch
 # Signals, to all processes at once, as a terminal and `timeout` send them
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
     small = ("num_actors=1", "learner.threads=1", "algorithm/optimizer=rmsprop")
     process = subprocess.Popen(

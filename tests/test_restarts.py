@@ -77,7 +77,7 @@ class Seen:
         pass
 
 
-SLOW = ("nan", "shape", "exit", "pipe")
+SLOW = ("nan", "shape", "exit", "pipe", "hang", "unbuildable")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,7 @@ def test_who_was_stopped_itself_gives_others_their_time_anew(monkeypatch):
     assert short.horizon_s() == now[0] - 1.5
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_stopped_while_it_starts_is_killed(started, caplog, monkeypatch):
     monkeypatch.setattr(shared_memory, "START_S", 1.0)
     transport = started(Restarts(per_task=1000, backoff_s=0.1, step_timeout_s=5.0))
@@ -181,6 +182,7 @@ def test_a_killed_actor_gives_back_its_slots_but_for_those_the_learner_has(start
     assert slots == set(range(transport.total_slots))
 
 
+@pytest.mark.slow
 def test_a_task_that_keeps_failing_is_left_out_if_that_is_wanted(started):
     restarts = Restarts(per_task=1, backoff_s=0.0, then="continue")
     seen = Seen(started(restarts, tasks=[[0, 0, 1]], fault="unbuildable", faulty="five"))
@@ -189,7 +191,7 @@ def test_a_task_that_keeps_failing_is_left_out_if_that_is_wanted(started):
     assert [(f.restarted, f.lost) for f in seen.faults] == [(True, NO_TASK), (True, 1)]
 
 
-@pytest.mark.parametrize("then", ["stop", "continue"])
+@pytest.mark.parametrize("then", [pytest.param("stop", marks=pytest.mark.slow), "continue"])
 def test_the_run_ends_with_the_cause_if_nothing_is_left_to_try(started, then):
     restarts = Restarts(per_task=1, backoff_s=0.0, then=then)
     transport = started(restarts, tasks=[[1]], fault="unbuildable")

@@ -116,7 +116,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("stays", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_ctrl_c_leaves_behind_is_seen(monkeypatch: pytest.MonkeyPatch, stays: bool) -> None:
     monkeypatch.setattr(soak, "EXIT_LIMIT_S", 0.3 if stays else 15.0)
     process = subprocess.Popen(

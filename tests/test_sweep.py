@@ -216,6 +216,7 @@ def test_one_program_runs_a_sweep_and_one_run_has_none(folder):
         assert "stop that first" in run("-m", f"sweep.resume={sweep}").error
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on(folder):
     process = subprocess.Popen(
         [sys.executable, LAUNCH, "-m", *TINY, "checkpoint.every_s=0.05", "log_every_frames=200",

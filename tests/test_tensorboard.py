@@ -42,6 +42,7 @@ def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_has_every_point_once(tmp_path):
     crashed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path)], capture_output=True)
     assert crashed.returncode == -9, crashed.stderr
