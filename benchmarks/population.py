@@ -219,11 +219,12 @@ def main() -> None:
         options.folder / "population.md",
         "# Population-based training against random search",
         report.facts(report.made_here("benchmarks.population")),
-        f"`suite=catch` on a board of {settings.rows} x {settings.columns}: {settings.size} members,"
-        f" {settings.frames:,} frames each; after {settings.burn_in_frames:,} they are compared every"
-        f" {settings.round_frames:,}. Adam's learning rate is swept from `{settings.prior}` and"
-        " does not decay. Both methods begin with the same learning rates and seeds, one set a"
-        " seed. Returns are means of a member's last 100 games: 1 is perfect, -1 is none caught.",
+        f"`suite=catch` on a board of {settings.rows} x {settings.columns}: {settings.size}"
+        f" members, {settings.frames:,} frames each; after {settings.burn_in_frames:,} they are"
+        f" compared every {settings.round_frames:,}. Adam's learning rate is swept from"
+        f" `{settings.prior}` and does not decay. Both methods begin with the same learning rates"
+        " and seeds, one set a seed. Returns are means of a member's last 100 games: 1 is"
+        " perfect, -1 is none caught.",
         verdict(sweeps),
         table_of_seeds(sweeps),
         "![returns and learning rates](population.png)",
