@@ -24,7 +24,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from run_directory import existing_run_dir, is_job_of_sweep, resume_command, shown
+from run_directory import existing_run_dir, is_job_of_sweep, remove_made, resume_command, shown
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,8 @@ def _remove_unused(run_dir: Path) -> None:
         if path.is_file() and not path.stat().st_size:
             path.unlink()
     with suppress(OSError):  # it has something in it
-        os.removedirs(shown(run_dir))
+        run_dir.rmdir()
+    remove_made()
 
 
 @contextmanager

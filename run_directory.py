@@ -8,12 +8,15 @@ import os
 import re
 import shlex
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+
+_made: list[Path] = []  # directories that this program made, outermost last
 
 
 def new_run_dir(resume: str | int | None, parent: str, seed: int) -> str:
@@ -36,6 +39,16 @@ def new_sweep_dir(resume: str | int | None, parent: str) -> str:
             f"sweep.resume={resume}: expected the directory of a sweep, but it {what}"
         )
     return str(path.resolve())
+
+
+def remove_made() -> None:
+    """The directories that were made here for a run or a sweep that is refused, as far as they are
+    empty. Others stay, empty or not.
+    """
+    for path in sorted(_made, reverse=True):  # what is inside before it
+        with suppress(OSError):
+            path.rmdir()
+    _made.clear()
 
 
 def existing_run_dir(resume: str | int) -> Path:
@@ -117,8 +130,10 @@ def _new_directory(parent: Path, suffix: str) -> str:
         now = datetime.datetime.now()
         stamp = f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03d}"
         path = parent / f"{stamp}{suffix}"
+        missing = [p for p in (path.absolute(), *path.absolute().parents) if not p.exists()]
         try:
             path.mkdir(parents=True)
+            _made.extend(missing)
         except FileExistsError:  # another began in the same millisecond
             continue
         return str(path)

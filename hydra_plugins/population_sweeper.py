@@ -42,9 +42,7 @@ from impala.population import (
     member_seed,
     starting_values,
 )
-from impala.population_directory import PopulationDirectory, Record, space_as_json
-from impala.population_member import told
-from impala.population_runs import PopulationRuns
+from impala.population_directory import PopulationDirectory, Record, space_as_json, told
 from impala.whole_file import write_whole
 from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
@@ -179,6 +177,9 @@ class PopulationSweeper(Sweeper):
             )
 
     def _open_directory(self) -> None:
+        # Not before: Hydra loads this module in all processes of a launcher, too.
+        from impala.population_runs import PopulationRuns
+
         path = Path(self._config.hydra.sweep.dir).absolute()
         if (path / "sweep.json").exists() and not (path / "population.json").exists():
             raise UsageError(f"{shown(path)} is a sweep of independent jobs, and no population")

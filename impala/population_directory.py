@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impala.loggers.json_lines import read_points
-from impala.population import FAILED, Choice, Interval, Space, Values
+from impala.population import FAILED, Choice, Interval, Space, Value, Values
 from impala.whole_file import write_whole
 
 PINNED = 2  # checkpoints of a member that stay: one may be read while the next is written
@@ -124,6 +124,34 @@ def space_from_json(rows: list[dict[str, Any]]) -> Space:
         else Interval(**{**row, "starts": tuple(row["starts"])})
         for row in rows
     ]
+
+
+def told(record: Record) -> str:
+    """A line for the log."""
+    fitness = "failed" if record.failed else "not known yet"
+    if record.fitness is not None:
+        fitness = f"{record.fitness:.1f}"
+    copied = f" copies member {record.parent} and" if record.copied else ""
+    values = ", ".join(
+        f"{short(key, record.new)} {_shown(record.old[key])} -> {_shown(value)}"
+        if record.old.get(key) != value
+        else f"{short(key, record.new)} {_shown(value)}"
+        for key, value in record.new.items()
+    )
+    return (
+        f"member {record.member}, generation {record.generation}, fitness {fitness}:{copied} goes"
+        f" on with {values}"
+    )
+
+
+def short(key: str, keys: Mapping[str, Value]) -> str:
+    """The last part of a key, if no other one has the same."""
+    name = key.rpartition(".")[2]
+    return key if sum(other.endswith(f".{name}") for other in keys) > 1 else name
+
+
+def _shown(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _read(path: Path) -> Iterator[Record]:

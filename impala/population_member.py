@@ -12,12 +12,17 @@ from impala.population import (
     Change,
     Member,
     Rule,
-    Value,
     evolved,
     fitness,
     rank,
 )
-from impala.population_directory import PopulationDirectory, Record, space_from_json
+from impala.population_directory import (
+    PopulationDirectory,
+    Record,
+    short,
+    space_from_json,
+    told,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +63,7 @@ class PopulationMember:
             result["parent"] = float(record.parent)
         for key, value in record.new.items():
             if not isinstance(value, str):
-                result[_short(key, record.new)] = float(value)
+                result[short(key, record.new)] = float(value)
         return {f"population/{name}": value for name, value in result.items()}
 
     # With schedule=asynchronous
@@ -175,31 +180,3 @@ def inherited(
         "learner": {**donor["learner"], "skipped": own["learner"]["skipped"]},
         "scoreboard": {**donor["scoreboard"], "games": own["scoreboard"]["games"]},
     }
-
-
-def told(record: Record) -> str:
-    """A line for the log."""
-    fitness = "failed" if record.failed else "not known yet"
-    if record.fitness is not None:
-        fitness = f"{record.fitness:.1f}"
-    copied = f" copies member {record.parent} and" if record.copied else ""
-    values = ", ".join(
-        f"{_short(key, record.new)} {_shown(record.old[key])} -> {_shown(value)}"
-        if record.old.get(key) != value
-        else f"{_short(key, record.new)} {_shown(value)}"
-        for key, value in record.new.items()
-    )
-    return (
-        f"member {record.member}, generation {record.generation}, fitness {fitness}:{copied} goes"
-        f" on with {values}"
-    )
-
-
-def _short(key: str, keys: Mapping[str, Value]) -> str:
-    """The last part of a key, if no other one has the same."""
-    name = key.rpartition(".")[2]
-    return key if sum(other.endswith(f".{name}") for other in keys) > 1 else name
-
-
-def _shown(value: Value) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
