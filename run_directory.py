@@ -8,9 +8,10 @@ import os
 import re
 import shlex
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -116,6 +117,37 @@ def shown(path: Path) -> str:
 def resume_command(run_dir: Path, *overrides: str, key: str = "resume") -> str:
     """A line for the shell that goes on with the run."""
     return shlex.join(["python", "launch.py", *overrides, f"{key}={quoted(shown(run_dir))}"])
+
+
+def as_started(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line; where it goes on with a population, which is more than its
+    jobs, with all that the population was started with and that is not given anew.
+
+    ValueError if its directory does not say that any more.
+    """
+    given = {_key(each): each for each in arguments if not each.startswith("-")}
+    if not {"-m", "--multirun"} & {*arguments} or "hydra/sweeper" in given:
+        return [*arguments]
+    resume = given.get("sweep.resume", "").partition("=")[2].strip("'\"")
+    directory = Path(resume).expanduser()
+    if not resume or not (directory / "population.json").exists():
+        return [*arguments]
+    path = directory / "multirun.yaml"
+    try:
+        saved: Any = OmegaConf.to_container(OmegaConf.load(path))
+        started = [*saved["hydra"]["overrides"]["hydra"], *saved["hydra"]["overrides"]["task"]]
+    except Exception as error:  # of the file, the YAML reader, and what is in it
+        raise ValueError(
+            f"{shown(path)} does not say what the population was started with"
+            f" ({type(error).__name__}): give the whole command with hydra/sweeper=population, and"
+            f" sweep.resume={resume}"
+        ) from error
+    here = ("hydra.mode", "hydra.sweep.dir", "sweep.resume")
+    return [*arguments, *(each for each in started if _key(each) not in (*given, *here))]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def quoted(path: str) -> str:

@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from command_line import CHOICES, RunFailed, UsageError, configured
+from impala.population_directory import PopulationDirectory
 from run_directory import claimed, quoted, remove_made, resume_command, shown
 from supervisor import task_for
 from sweep import (
@@ -110,11 +111,10 @@ class GridSweeper(BasicSweeper):
         else:
             if len(overrides) > 1:
                 raise UsageError("sweep.resume has its jobs already: no key may have many values")
-            if (directory / "population.json").exists():
-                raise UsageError(
-                    f"{shown(directory)} is a population: it goes on with the command that it was"
-                    f" started with (-m hydra/sweeper=population ...) and sweep.resume"
-                )
+            if (population := PopulationDirectory(directory)).is_one():
+                population.settings()  # which may be what is wrong with it
+                command = resume_command(directory, "-m", key="sweep.resume")
+                raise UsageError(f"{shown(directory)} is a population: go on with {command}")
             before = read_sweep(directory)
             jobs = before.jobs
             if not any(o.key_or_group == "sweep.on_error" for o in parsed):

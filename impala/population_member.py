@@ -50,7 +50,7 @@ class PopulationMember:
         self._records = [r for r in self._directory.lineage() if r.member == member]
         if self._games is not None:  # what happened since the start is in the run's checkpoint
             del self._records[1:]
-        self._others = self._fitness_of_others()
+        self._rank = self._ranked()
 
     def metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """`population/...`, given the other metrics of a point."""
@@ -58,7 +58,8 @@ class PopulationMember:
         result = {"generation": float(record.generation)}
         if own is not None:
             result["fitness"] = own
-            result["rank"] = float(rank(own, self._others) or 0)
+        if self._rank is not None:
+            result["rank"] = float(self._rank)
         if record.parent is not None:
             result["parent"] = float(record.parent)
         for key, value in record.new.items():
@@ -99,7 +100,7 @@ class PopulationMember:
             checkpoint=pinned,
         )
         self._records.append(record)
-        self._others = self._fitness_of_others()
+        self._rank = self._ranked()
         log.info("%s", told(record))
         return state
 
@@ -118,6 +119,7 @@ class PopulationMember:
         if self._games is not None:
             self._records[1:] = [Record(**record) for record in state["records"]]
             self._compared_games = state["compared_games"]
+            self._rank = self._ranked()
             self.apply()
 
     def commit(self) -> None:
@@ -155,9 +157,11 @@ class PopulationMember:
             self._index, [own], self._rule, self._space, generation, frames
         )  # fmt: skip
 
-    def _fitness_of_others(self) -> list[float | None]:
+    def _ranked(self) -> int | None:
+        """By the fitness with which each member was last compared; that of rounds is of one instant."""
         latest = self._directory.latest().values()
-        return [record.scored for record in latest if record.member != self._index]
+        others = [record.scored for record in latest if record.member != self._index]
+        return rank(self._records[-1].scored, others)
 
 
 def inherited(
