@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.hydra import Hydra
@@ -189,7 +189,7 @@ def _started(cfg: DictConfig, again: bool) -> tuple[BaseProcess, Connection]:
     multiprocessing.set_start_method("spawn", force=True)  # a launcher's own would reach the child
     try:
         # As plain values: classes of Hydra's plugins cannot be pickled, which it loads itself.
-        hydra_cfg = OmegaConf.to_container(HydraConfig.instance().cfg.hydra)
+        hydra_cfg = OmegaConf.to_container(cast(Any, HydraConfig.instance().cfg).hydra)
         process = multiprocessing.Process(target=_job, args=(sender, cfg, hydra_cfg, again))
         with signals_held():
             process.start()

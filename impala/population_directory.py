@@ -99,10 +99,10 @@ class PopulationDirectory:
         ValueError if a file is damaged, or a generation of a member is missing.
         """
         whole = self.path / "lineage.jsonl"
-        files = [whole, *self.path.glob("*/lineage.jsonl")]
-        found = {
-            (record.generation, record.member): record for file in files for record in _read(file)
-        }
+        records = list(_read(whole, MEND))
+        for own in self.path.glob("*/lineage.jsonl"):
+            records += _read(own, MEND_OWN)
+        found = {(record.generation, record.member): record for record in records}
         if self.exists():
             newest = {member: generation for generation, member in sorted(found)}
             for member in range(self.settings()["size"]):
@@ -188,11 +188,11 @@ def _shown(value: Value) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _read(path: Path) -> Iterator[Record]:
+def _read(path: Path, what_to_do: str) -> Iterator[Record]:
     """The records of a file, which may be gone by the time it is read.
 
-    ValueError if a line is damaged, the last one too: the file is replaced as a whole, so that it is
-    not torn by a crash.
+    ValueError if a line is damaged, the last one too: the file is replaced as a whole, so that no
+    crash can tear it. what_to_do: then.
     """
     try:
         content = path.read_bytes()
@@ -210,9 +210,8 @@ def _read(path: Path) -> Iterator[Record]:
             ):
                 raise TypeError("a value is of another type")
         except (ValueError, TypeError) as error:
-            own = path.parent.joinpath("checkpoints").exists()
             raise ValueError(
                 f"{path}, line {number} is damaged: expected the generation of a member as JSON,"
-                f" {error}. {MEND_OWN if own else MEND}"
+                f" {error}. {what_to_do}"
             ) from error
         yield record

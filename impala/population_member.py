@@ -158,7 +158,7 @@ class PopulationMember:
         )  # fmt: skip
 
     def _ranked(self) -> int | None:
-        """By the fitness with which each member was last compared; that of rounds is of one instant."""
+        """By the fitness with which each was last compared; in rounds, all at one instant."""
         latest = self._directory.latest().values()
         others = [record.scored for record in latest if record.member != self._index]
         return rank(self._records[-1].scored, others)

@@ -152,8 +152,19 @@ def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder
         ran = run(*command, f"hydra.sweep.dir={folder / 'grid'}")
         assert ran.code == 2 and "grid" in ran.error
     assert [path.name for path in (folder / "grid").iterdir()] == ["sweep.json"]
-    ran = run("-m", f"sweep.resume={directory}")  # as a sweep of independent jobs
-    assert ran.code == 2 and "copy is a population" in ran.error
+    ran = run("-m", f"sweep.resume={directory}", "hydra/sweeper=grid")
+    command = "go on with python launch.py -m sweep.resume=copy"
+    assert ran.code == 2 and ran.error == f"copy is a population: {command}"
+    ran = run("-m", "sweep.resume=copy", "total_frames=2400")
+    assert ran.code == 2 and "total_frames is 900" in ran.error
+    assert run("-m", "sweep.resume=copy", "hydra.sweeper.max_failures=7").code == 0
+    (directory / "multirun.yaml").write_text("hydra: {}")
+    ran = run("-m", "sweep.resume=copy")
+    assert ran.code == 2 and "copy/multirun.yaml does not say what" in ran.error
+    (directory / "population.json").unlink()
+    for command in (ROUNDS, ("-m", f"sweep.resume={directory}")):
+        ran = run(*command, f"hydra.sweep.dir={directory}")
+        assert ran.code == 2 and "population.json is missing" in ran.error
     assert {m: points(directory, m) for m in range(3)} == before
 
 
@@ -339,7 +350,7 @@ def test_a_killed_sweep_goes_on_with_the_same_numbers(sweep, folder):
         lambda: (path / "1" / "checkpoints" / "ckpt_300.pt").exists(),
     )
     assert not (path / "members.csv").exists()
-    ran = run(*ROUNDS, f"sweep.resume={path}")
+    ran = run("-m", f"sweep.resume={path}")
     assert ran.code == 0, ran.err
     assert "going on with the population" in ran.out
     same_history(path, sweep[0])

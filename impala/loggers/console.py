@@ -105,12 +105,12 @@ def closing_line(latest: Latest, exit_code: int) -> str:
     how = {0: "finished", 130: "stopped", 143: "stopped"}.get(
         exit_code, f"failed (exit code {exit_code})"
     )
-    if exit_code == 0 and latest.frames < latest.total_frames:
-        how = "paused"
     if not latest.metrics:
         return f"{how} before anything was learned from"
+    where = ""
+    if exit_code == 0 and latest.frames < latest.total_frames:
+        how, where = "paused", " (stop_frames)"
     spent = duration(latest.get("time_s"))
-    where = " (stop_frames)" if how == "paused" else ""
     return (
         f"{how} at {latest.frames:,} of {latest.total_frames:,} frames{where}"
         f" after {spent}, {latest.score} (coverage {latest.coverage})"
