@@ -27,7 +27,6 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
-from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from command_line import RunFailed
@@ -49,20 +48,14 @@ log = logging.getLogger("sweep")
 LOOK_S = 1.0  # how often a member looks whether its population has failed
 
 
-def task_for(config: DictConfig, task_function: TaskFunction) -> TaskFunction:
-    """What the launcher is given to run: Hydra's own has no processes to be watched."""
-    return (
-        task_function if config.hydra.runtime.choices["hydra/launcher"] == "basic" else supervised
-    )
-
-
 def supervised(cfg: DictConfig) -> float | None:
-    """Runs the job that Hydra's configuration names in a process of its own; returns its score.
-
-    RunFailed if it does not finish.
+    """What launchers are given to run: the job that Hydra's configuration names, in a process of
+    its own. Returns its score; RunFailed if it does not finish.
     """
     hydra = HydraConfig.get()
     job_dir, sweep = Path(hydra.runtime.output_dir), read_sweep(Path(hydra.sweep.dir))
+    if (socket.gethostname(), os.getpid()) == (sweep.host, sweep.pid):
+        return _job_here(cfg)
     try:
         with _Watch(sweep, job_dir, cfg.population) as watch:
             while True:
@@ -77,6 +70,14 @@ def supervised(cfg: DictConfig) -> float | None:
     except Exception:
         log.exception("job %s could not be run", job_dir.name)
         raise
+
+
+def _job_here(cfg: DictConfig) -> float | None:
+    """In the sweep's own process, as with Hydra's own launcher, or joblib's n_jobs=1."""
+    import launch  # with PyTorch
+    from sweep_job import as_job
+
+    return as_job(cfg, launch.run_alone)
 
 
 class _Watch:
@@ -168,18 +169,16 @@ class _Watch:
             )
             return False
         log.warning(
-            "member %s is started again, after %d failures in all", self._job_dir.name, failures
-        )
+            "member %s is started again: failure %d of %d that may be",
+            self._job_dir.name, failures, self._max_failures,
+        )  # fmt: skip
         return True
 
     def _failed_records(self, own: bool) -> int:
         if self._max_failures is None:
             return 0
-        member, lineage = (
-            int(self._job_dir.name),
-            PopulationDirectory(self._sweep.directory).lineage(),
-        )
-        return sum(r.failed for r in lineage if (r.member == member) is own)
+        records = PopulationDirectory(self._sweep.directory).lineage()
+        return sum(r.failed for r in records if (str(r.member) == self._job_dir.name) is own)
 
 
 def _started(cfg: DictConfig, again: bool) -> tuple[BaseProcess, Connection]:
@@ -202,6 +201,7 @@ def _started(cfg: DictConfig, again: bool) -> tuple[BaseProcess, Connection]:
 def _job(outcome: Connection, cfg: DictConfig, hydra_cfg: dict[str, Any], again: bool) -> None:
     """The life of the job's process. Signals wait until the run can end in order."""
     die_with_parent()
+    os.setpgid(0, 0)  # what a cluster sends to the group comes from the parent, and once
     whole, hydra_node = copy.deepcopy(cfg), OmegaConf.structured(HydraConf)
     with open_dict(whole), open_dict(hydra_node):
         whole.hydra = OmegaConf.merge(hydra_node, hydra_cfg)
@@ -213,7 +213,7 @@ def _job(outcome: Connection, cfg: DictConfig, hydra_cfg: dict[str, Any], again:
         search_path.append(source.provider, f"{source.schema}://{source.path}")
     Hydra.create_main_hydra2(hydra.job.name, search_path)
     configure_log(whole.hydra.job_logging, hydra.verbose)
-    import launch  # with PyTorch
+    import launch
     from sweep_job import as_job
 
     def run(cfg: DictConfig) -> float | None:

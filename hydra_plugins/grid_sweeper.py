@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from command_line import CHOICES, RunFailed, UsageError, configured
 from impala.population_directory import PopulationDirectory
 from run_directory import claimed, quoted, remove_made, resume_command, shown
-from supervisor import task_for
+from supervisor import supervised
 from sweep import (
     Job,
     Sweep,
@@ -64,7 +64,7 @@ class GridSweeper(BasicSweeper):
     ) -> None:
         super().setup(
             hydra_context=hydra_context,
-            task_function=task_for(config, task_function),
+            task_function=supervised,
             config=config,
         )
 

@@ -48,7 +48,7 @@ from impala.population_directory import MEND, PopulationDirectory, Record, space
 from impala.whole_file import write_whole
 from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
-from supervisor import task_for
+from supervisor import supervised
 from sweep import Job, Sweep, clear, write_sweep
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class PopulationSweeper(Sweeper):
         self._config, self._context = config, hydra_context
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context,
-            task_function=task_for(config, task_function),
+            task_function=supervised,
             config=config,
         )
 
@@ -339,11 +339,11 @@ class PopulationSweeper(Sweeper):
                     failed[member] = result._return_value  # its property prints, too
                 elif member in self._before(stop_frames or self._total_frames):
                     failed[member] = RuntimeError("its job ended before its time")
+        if (ended := self._directory.path / ".failed").exists():
+            raise RunFailed(ended.read_text())
         for member, error in failed.items():
             log.error("member %d failed: %s", member, error)
         self._failures += len(failed)
-        if (ended := self._directory.path / ".failed").exists():
-            raise RunFailed(ended.read_text())
         failures = self._failures + self._recorded_failures()
         if failures > self._max_failures:
             raise RunFailed(
