@@ -32,6 +32,7 @@ import command_line
 from command_line import RunFailed, UsageError
 from hydra_plugins import search_space
 from hydra_plugins.grid_sweeper import check, passing_signals_on
+from hydra_plugins.launchers import jobs_at_once
 from hydra_plugins.population_table import generation_table
 from impala.population import (
     FAILED,
@@ -168,15 +169,14 @@ class PopulationSweeper(Sweeper):
         return cfg
 
     def _check_launcher(self) -> None:
-        launcher = self._config.hydra.launcher
         name = self._config.hydra.runtime.choices["hydra/launcher"]
-        at_once = 1 if name == "basic" else launcher.get("n_jobs") or self._size
-        at_once = (os.cpu_count() or 1) + 1 + at_once if at_once < 0 else at_once
-        if at_once < self._size:
+        at_once = jobs_at_once(name, self._config.hydra.launcher)
+        if at_once is not None and at_once < self._size:
             raise UsageError(
                 f"hydra.sweeper.schedule=asynchronous runs all {self._size} members at once, and"
-                f" hydra/launcher={name} at most {at_once}: give hydra/launcher=joblib"
-                f" hydra.launcher.n_jobs={self._size} or another parallel launcher, or"
+                f" hydra/launcher={name} at most {at_once} as it is configured: give"
+                f" hydra/launcher=joblib hydra.launcher.n_jobs={self._size} or another parallel"
+                " launcher with room for as many, or"
                 " hydra.sweeper.schedule=rounds"
             )
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 import command_line
 import launch
+from hydra_plugins.launchers import jobs_at_once
 from impala.checkpoint import read
 from impala.loggers.json_lines import read_points
 from impala.population import Interval, Rule
@@ -235,6 +236,27 @@ def test_what_is_wrong_is_said_before_the_first_job(arguments, expected, folder)
     ran = run("-m", "hydra/sweeper=population", "suite=catch", *arguments)
     assert ran.code == 2 and expected in ran.error
     assert not (folder / "multirun").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "expected"),
+    [
+        ("basic", {}, 1),
+        ("joblib", {"n_jobs": 3}, 3),
+        ("joblib", {"n_jobs": -2}, 7),
+        ("joblib", {"n_jobs": -9}, 1),
+        ("joblib", {"n_jobs": None}, 1),
+        ("submitit_slurm", {"array_parallelism": 256}, 256),
+        ("submitit_local", {"cpus_per_task": 1}, None),
+        ("ray", {"ray": {"init": {"address": None}, "remote": {}}}, 8),
+        ("ray", {"ray": {"init": {"num_cpus": 6}, "remote": {"num_cpus": 2}}}, 3),
+        ("ray", {"ray": {"init": {"address": "auto"}, "remote": {"num_cpus": 2}}}, None),
+    ],
+)
+def test_jobs_that_a_launcher_runs_at_once(name, launcher, expected, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert jobs_at_once(name, OmegaConf.create(launcher)) == expected
 
 
 # Asynchronous
