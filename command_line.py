@@ -24,7 +24,14 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from run_directory import existing_run_dir, is_job_of_sweep, resume_command, shown
+from run_directory import (
+    as_started,
+    existing_run_dir,
+    is_job_of_sweep,
+    remove_made,
+    resume_command,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +101,7 @@ def run(main: Callable[[], Any]) -> None:
     """Calls a function decorated by `hydra.main`; what Hydra refuses becomes one line as well."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise what went wrong, do not print it
     try:
+        sys.argv[1:] = as_started(sys.argv[1:])
         main()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:  # of Hydra
         print(f"launch.py: error: {_explained(error, sys.argv[1:])}", file=sys.stderr)
@@ -132,7 +140,8 @@ def _remove_unused(run_dir: Path) -> None:
         if path.is_file() and not path.stat().st_size:
             path.unlink()
     with suppress(OSError):  # it has something in it
-        os.removedirs(shown(run_dir))
+        run_dir.rmdir()
+    remove_made()
 
 
 @contextmanager
