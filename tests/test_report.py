@@ -101,7 +101,7 @@ def test_half_written_lines_are_skipped_and_counted(tmp_path):
 
 def test_a_long_run_is_thinned_out_and_keeps_its_last_point(tmp_path):
     run = write_run(tmp_path / "run", points=5 * MAX_POINTS + 3)
-    points, damaged = read_metrics(run / "metrics.jsonl")
+    points, damaged, _ = read_metrics(run / "metrics.jsonl")
     assert damaged == 0
     assert MAX_POINTS <= len(points) <= 2 * MAX_POINTS
     frames = [point["frames"] for point in points]
@@ -208,7 +208,7 @@ def test_evaluations_of_a_kind_that_all_seeds_have_stand_beside_training(tmp_pat
     (part,) = parts(find_runs([tmp_path])[0])
     (group,) = part.groups
     (result,) = group.evaluations(part.tasks)
-    assert result.kind == "evaluation, 5 games, drawn actions"
+    assert result.kind == "evaluation, 5 games a task, sampled actions"
     assert result.frames == (400, 400)
     np.testing.assert_array_equal(result.scores, [[50.0, 60.0], [100.0, 60.0]])
     np.testing.assert_array_equal(group.training(part.tasks).scores, [[10.0, 30.0]] * 2)
@@ -271,8 +271,9 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     write_everything(tmp_path / "runs")
     out, figures = tmp_path / "out" / "page.html", tmp_path / "figures"
     assert main([str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert "1 damaged lines skipped" in (said := capsys.readouterr()).err
-    assert "shown apart: atari57, protocol: </script>sticky, there sticky actions 0.0" in said.err
+    said = capsys.readouterr().err
+    assert "2/metrics.jsonl: 1 line is damaged (line 5: half written or no JSON)" in said
+    assert "shown apart: atari57, protocol: sticky actions 0.0, there </script>sticky" in said
     page = out.read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?!data:)', page) == []
     assert page.count('class="part"') == 2
@@ -280,7 +281,7 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     assert "0.2</script>" not in page
     for text in (
         "95 % interval over 2 seeds", "one seed: no interval", "IMPALA deep, multi-task",
-        "evaluation, 5 games, drawn actions", "1 damaged lines of metrics were skipped",
+        "evaluation, 5 games a task, sampled actions", "1 line is damaged",
         'src="data:video/mp4;base64,ZmlsbQ=="', "too large to be in the page", "c0ffee",
         "checkpoint of 400 frames",
     ):  # fmt: skip

@@ -45,7 +45,10 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of one kind, `TRAINING` or an evaluation's. `tasks` are those all runs have finished."""
+    """Scores of one kind, `TRAINING` or an evaluation's.
+
+    tasks: those that all runs have finished.
+    """
 
     kind: str
     frames: tuple[int, int]  # least and most of the runs

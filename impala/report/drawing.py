@@ -32,8 +32,8 @@ def blank(*, height: int) -> go.Figure:
 
 def grid(figure: go.Figure) -> None:
     """On all axes; `blank` has one pair."""
-    figure.update_xaxes(**GRID)
-    figure.update_yaxes(**GRID)
+    figure.update_xaxes(GRID)
+    figure.update_yaxes(GRID)
 
 
 def tasks_down(figure: go.Figure, upwards: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ COMPARED_GROUPS = 12  # pairs of more are not compared with each other
 
 
 class Drawn(NamedTuple):
-    """A part with what was published for its suite, its populations with theirs, and its figures."""
+    """A part and its figures, what was published for its suite, and its populations with theirs."""
 
     part: Part
     published: list[Published]

@@ -75,7 +75,8 @@ def schedules_figure(population: Population) -> go.Figure:
         _add_halo(figure, *_columns(_steps(ancestors, heights, ends)), row=row)
         for member, points in sorted(of_member.items()):
             figure.add_scatter(
-                x=[p[0] for p in points], y=[p[1] for p in points], hovertext=[p[2] for p in points],
+                x=[p[0] for p in points], y=[p[1] for p in points],
+                hovertext=[p[2] for p in points],
                 hoverinfo="text", mode="lines", showlegend=row == 1, **_member_style(member),
                 row=row, col=1,
             )  # fmt: skip

@@ -119,7 +119,8 @@ def find_populations(runs: Iterable[Run]) -> tuple[list[Population], list[str]]:
     members: dict[Path, dict[int, Run]] = {}
     for run in runs:
         member = run.config.get("population.member")
-        if whole(member) and (run.directory.parent / "population.json").exists():
+        here = run.directory.parent / "population.json"
+        if member is not None and whole(member) and here.exists():
             members.setdefault(run.directory.parent, {})[member] = run
     found, left_out = [], []
     for directory, of_it in members.items():

@@ -52,8 +52,9 @@ def rows(part: Part, group: Group) -> Iterator[list[Cell]]:
             cells += [_cell(None, per_cent)] * 4
         for kind in _kinds(part):
             result = evaluated.get(kind)
-            known = result is not None and task in result.tasks
-            value = result.scores[:, result.tasks.index(task)].mean() if known else None
+            value = None
+            if result is not None and task in result.tasks:
+                value = float(result.scores[:, result.tasks.index(task)].mean())
             cells.append(_cell(value, per_cent))
         games = [(run.summary.get("games") or {}).get(task) for run in group.runs]
         total = None if None in games else sum(filter(None, games))
@@ -71,5 +72,6 @@ def _kinds(part: Part) -> list[str]:
 
 
 def _cell(value: float | None, write: Callable[[float], str]) -> Cell:
-    known = value is not None and math.isfinite(value)
-    return (float(value), write(value)) if known else (None, UNKNOWN)
+    if value is None or not math.isfinite(value):
+        return None, UNKNOWN
+    return float(value), write(value)
