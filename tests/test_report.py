@@ -17,7 +17,9 @@ import yaml
 from impala.report.__main__ import main
 from impala.report.comparison import parts
 from impala.report.figures import profiles, symlog
+from impala.report.report import make
 from impala.report.runs import MAX_POINTS, find_runs, read_metrics, read_run
+from impala.report.words import by_magnitude
 from suites.atari57 import Atari57
 from suites.statistics import mean
 
@@ -240,6 +242,49 @@ def test_a_profile_falls_at_the_scores(tmp_path):
     at = {round(float(x), 3): y for x, y in zip(line.x, line.y, strict=True)}
     for score, above in ((33.0, 75.0), (80.0, 50.0), (100.0, 0.0)):
         assert at[round(float(symlog(np.array(score))), 3)] == above
+
+
+def test_bars_show_the_evaluation_that_all_have_and_say_so(tmp_path):
+    runs = [write_run(tmp_path / str(i), lr=i) for i in range(2)]
+    titles = {}
+    for evaluated in range(3):
+        for run in runs[:evaluated]:
+            write_evaluation(run, 400, greedy=False, scores=(70.0, 80.0))
+        page = tmp_path / f"{evaluated}.html"
+        made = make([tmp_path], page)
+        (place,) = re.findall(r'id="part0-bars"[^>]*data-figure="([^"]*)"', page.read_text())
+        figure = made.drawn[0].figures[place]
+        titles[evaluated] = figure.layout.xaxis.title.text.partition("<br>")[2]
+        names = [trace.name for trace in figure.data[:2]]
+        assert all(("after 400 frames" in name) == (evaluated == 2) for name in names)
+        if evaluated == 1:
+            assert "sampled actions (not of every run)</option>" in page.read_text()
+    training, evaluation = "training, last 100 games", "evaluation, 5 games a task, sampled actions"
+    assert titles == {0: f"{training} a task", 1: f"{training} a task", 2: evaluation}
+
+
+def test_nothing_finished_is_no_score_and_coverage_0(tmp_path):
+    run = write_run(tmp_path / "run", finished=False)
+    point = {"frames": 100, "time_s": 2.0, "score/coverage": 0.0, "share/pong": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(point) + "\n")
+    assert main([str(run), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "no score yet" in page
+    assert "over 0 of 2 tasks (0 %)" in page
+    assert not re.search("[-\N{EN DASH}] %", page.partition("<script")[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0.000"), (-0.0421, "-0.042"), (-6.1, "-6.10"), (20.44, "20.4"), (2031.4, "2,031")],
+)
+def test_returns_have_sensible_decimals(value, said):
+    assert by_magnitude(value) == said
+
+
+def test_one_is_no_plural(tmp_path, capsys):
+    main([str(write_run(tmp_path / "run")), "--out", str(tmp_path / "page.html")])
+    assert capsys.readouterr().out.startswith("1 run in ")
 
 
 def test_members_of_a_population_stand_alone_under_its_name_and_its_best_is_none(tmp_path):

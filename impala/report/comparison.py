@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,6 +166,18 @@ def scored(part: Part, populations: Sequence[Population]) -> dict[str, list[Scor
         for result in best_results(population, part.tasks):
             found.setdefault(result.kind, []).append(Scored(f"{population.name}, best", result))
     return found
+
+
+def shown_first(of_kinds: Mapping[str, Sequence[Scored]]) -> str:
+    """The kind that says most of all: the newest evaluation that every run has, else training."""
+    everybody = len(of_kinds[TRAINING])
+    evaluations = [
+        (min(each.result.frames[0] for each in of_kind), kind)
+        for kind, of_kind in of_kinds.items()
+        if kind != TRAINING and len(of_kind) >= everybody
+    ]
+    newest = max((frames for frames, _ in evaluations), default=0)
+    return next((kind for frames, kind in evaluations if frames == newest), TRAINING)
 
 
 def best_results(population: Population, tasks: Sequence[str]) -> list[Result]:

@@ -51,7 +51,7 @@ def figures(
     found = {}
     if len(part.tasks) > 1:
         for kind, of_kind in scored(part, populations).items():
-            found[bars_name(kind)] = scores_of_tasks(part, of_kind, published)
+            found[bars_name(kind)] = scores_of_tasks(part, kind, of_kind, published)
         found |= aggregate_curves(part)
     for x, (unit, _, _) in X_AXES.items():
         for task in part.tasks:
@@ -92,9 +92,12 @@ def symlog(values: Scores) -> Scores:
 
 
 def scores_of_tasks(
-    part: Part, of_kind: Sequence[Scored], published: Sequence[Published]
+    part: Part, kind: str, of_kind: Sequence[Scored], published: Sequence[Published]
 ) -> go.Figure:
-    """Bars of the first, marks of the others and of published results; sorted."""
+    """Bars of the first, marks of the others and of published results; sorted.
+
+    All but the published are of one kind, which the axis names.
+    """
     result = of_kind[0].result
     first = dict(zip(result.tasks, result.scores.mean(0), strict=True))
     order = sorted(part.tasks, key=lambda task: first.get(task, -math.inf))
@@ -144,7 +147,8 @@ def scores_of_tasks(
     _add_human(figure)
     ticks = np.array(TICKS, np.float64)
     figure.update_xaxes(
-        title=f"{HNS}, symmetric-log axis",
+        title=f"{HNS}, symmetric-log axis<br>{kind}",
+        automargin=True,
         tickvals=symlog(ticks),
         ticktext=[f"{t:,}" for t in TICKS],
     )

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from impala.report import task_table
 from impala.report.comparison import (
+    TRAINING,
     Estimate,
     Group,
     Part,
@@ -25,6 +26,7 @@ from impala.report.comparison import (
     member_of,
     scored,
     shown,
+    shown_first,
 )
 from impala.report.figures import bars_name
 from impala.report.population_section import section
@@ -105,9 +107,9 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
         "aggregates": [name for name in AGGREGATES if name not in percentiles],
         "percentiles": percentiles,
         "live": LIVE,
-        "rows": [_aggregate_row(each) for each in _by_label(of_kinds)],
+        "rows": [_aggregate_row(each, part) for each in _by_label(of_kinds)],
         "published": [_published_row(each) for each in drawn.published],
-        "bars": [(bars_name(kind), kind) for kind in of_kinds],
+        "bars": _bars(of_kinds),
         "figures": figure_json,
         "improvement": _improvement(part),
         "task_head": task_table.head(part),
@@ -133,7 +135,8 @@ def _card(part: Part, group: Group) -> dict[str, Any]:
         "label": group.label,
         "score": None if estimate is None else per_cent(estimate.value),
         "interval": _interval(estimate, len(group.runs)),
-        "coverage": f"{done} of {counted(len(part.tasks), 'task')}",
+        "coverage": f"{done} of {counted(len(part.tasks), 'task')}"
+        f" ({100 * done / len(part.tasks):.0f} %)",
         "incomplete": done < len(part.tasks),
         "frames": training.span,
         "uneven": training.frames[1] > 1.05 * training.frames[0],
@@ -152,14 +155,26 @@ def _by_label(of_kinds: Mapping[str, Sequence[Scored]]) -> list[Scored]:
     return [each for label in labels for each in everything if each.label == label]
 
 
-def _aggregate_row(scored: Scored) -> dict[str, Any]:
+def _bars(of_kinds: Mapping[str, Sequence[Scored]]) -> list[tuple[str, str]]:
+    """Name of the figure and what it shows, first what is shown at first."""
+    first, everybody = shown_first(of_kinds), len(of_kinds[TRAINING])
+    return [
+        (
+            bars_name(kind),
+            kind if len(of_kinds[kind]) >= everybody else f"{kind} (not of every run)",
+        )
+        for kind in sorted(of_kinds, key=lambda kind: kind != first)
+    ]
+
+
+def _aggregate_row(scored: Scored, part: Part) -> dict[str, Any]:
     result = scored.result
     return {
         "label": scored.label,
         "kind": result.kind,
         "frames": result.span,
         "seeds": len(result.scores),
-        "tasks": len(result.tasks),
+        "tasks": f"{len(result.tasks)} of {counted(len(part.tasks), 'task')}",
         "cells": {
             name: _estimate(result.estimate(each), name) for name, each in AGGREGATES.items()
         },

@@ -13,10 +13,10 @@ def per_cent(value: float) -> str:
 
 
 def by_magnitude(value: float) -> str:
-    """With four digits that count, three of them after the point at most."""
+    """-20.7, 0.042, 2,031: with as many digits as tell one return, or length, from another."""
     if not math.isfinite(value):
         return UNKNOWN
-    digits = 3 if abs(value) < 1 else max(0, 3 - int(math.log10(abs(value))))
+    digits = next((d for d, below in ((3, 1), (2, 10), (1, 1000)) if abs(value) < below), 0)
     return f"{round(value, digits) + 0.0:,.{digits}f}"
 
 
