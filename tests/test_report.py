@@ -145,6 +145,122 @@ def test_runs_are_found_once_and_the_broken_are_named(tmp_path):
     assert "summary.json" in read_run(run).damaged_files[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("metrics.jsonl", '"text"', "line 5: a text, expected an object"),
+        ("metrics.jsonl", "[]", "line 5: a list, expected an object"),
+        ("metrics.jsonl", "null", "line 5: nothing, expected an object"),
+        ("metrics.jsonl", "[" * 100_000, "line 5: half written or no JSON"),
+        ("metrics.jsonl", b"\xff\xfe", "line 5: half written or no JSON"),
+        ("metrics.jsonl", '{"frames": 500}', "line 5: has no time_s"),
+        ("metrics.jsonl", '{"frames": "500", "time_s": 9}', "line 5: frames is a text"),
+        ("metrics.jsonl", '{"frames": NaN, "time_s": 9}', "line 5: frames is nan"),
+        ("metrics.jsonl", '{"frames": true, "time_s": 9}', "line 5: frames is True"),
+        ("metrics.jsonl", '{"frames": 50, "time_s": 9}', "line 5: frames went back"),
+        (
+            "metrics.jsonl",
+            '{"frames": 500, "time_s": 9, "hns/pong": "12"}',
+            "line 5: hns/pong is a text, expected a finite number",
+        ),
+        ("summary.json", "[]", "holds a list, expected an object"),
+        ("summary.json", '{"status": "finished", "frames": "400"}', "frames is a text"),
+        (
+            "summary.json",
+            '{"status": "finished", "frames": 400, "games": {"pong": "7"}}',
+            "games is other things, expected finite numbers by name",
+        ),
+        ("suite.json", '{"tasks": ["pong", 7]}', "tasks is a list, expected a list of different"),
+        ("suite.json", '{"headline": "best"}', "headline is a text, expected the name of an"),
+        ("suite.json", "7", "holds 7, expected an object"),
+        ("evaluation/500.json", '{"frames": 500, "games_per_', "cannot be read"),
+        ("evaluation/500.json", "[1]", "holds a list, expected an object"),
+        ("evaluation/500.json", '{"frames": 500}', "has no games_per_task"),
+    ],
+)
+def test_a_damaged_file_is_left_out_with_the_reason(tmp_path, capsys, name, content, reason):
+    run = write_run(tmp_path / "run")
+    write_evaluation(run, 400, greedy=False, scores=(20.0, 40.0))
+    path = run / name
+    before = path.read_bytes() if name == "metrics.jsonl" else b""
+    path.write_bytes(before + (content if isinstance(content, bytes) else content.encode()))
+    out = tmp_path / "page.html"
+    assert main([str(run), "--out", str(out)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert reason in said[0]
+    assert "Left out: 1 file or directory" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.yaml", "[1, 2]", "config.yaml holds a list, expected keys and values"),
+        ("config.yaml", "{a: [", "config.yaml cannot be read"),
+        ("config.yaml", b"\xff", "config.yaml cannot be read"),
+        ("metrics.jsonl", "[]\n1\n", "nothing of 2 lines can be read (line 1: a list, expected an"),
+        ("metrics.jsonl", "", "metrics.jsonl has no point yet"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_named_in_one_line(tmp_path, capsys, name, content, reason):
+    run = write_run(tmp_path / "run")
+    (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit) as end:
+        main([str(run), "--out", str(tmp_path / "page.html")])
+    assert end.value.code == 2
+    *_, said = capsys.readouterr().err.splitlines()
+    assert str(run) in said
+    assert reason in said
+
+
+def test_a_page_that_cannot_be_written_is_an_error_before_the_work(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("mine")
+    for option, path, reason in (
+        ("--out", tmp_path, "expected a file, and it is none"),
+        ("--out", tmp_path / "file" / "page.html", "Not a directory"),
+        ("--figures", tmp_path / "file", "expected a directory, and it is none"),
+        ("--out", Path("/proc/nowhere/page.html"), "cannot write in /proc"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main([str(run), option, str(path)])
+        assert end.value.code == 2
+        *_, said = capsys.readouterr().err.splitlines()
+        assert f"{option}={path}: " in said
+        assert reason in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def write_job(sweep: Path, number: int, **state: object) -> None:
+    (sweep / str(number)).mkdir(parents=True, exist_ok=True)
+    (sweep / str(number) / "job.json").write_text(json.dumps(state))
+
+
+def test_a_sweep_says_why_a_job_failed(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    write_run(sweep / "0")
+    write_job(sweep, 0, state="finished", score=20.0, error=None)
+    write_job(sweep, 1, state="failed", score=None, error="ValueError: num_actors=0:\nnone plays")
+    jobs = [{"name": f"seed={i}", "overrides": [f"seed={i}"]} for i in range(3)]
+    (sweep / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    arguments = [str(sweep), "--out", str(tmp_path / "page.html")]
+    assert main(arguments) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Jobs of the sweep sweep: 1 finished, 1 failed, 1 not run" in page
+    assert "ValueError: num_actors=0:\nnone plays" in page
+    assert "<details open><summary>Jobs" in page
+    capsys.readouterr()
+
+    shutil.rmtree(sweep / "0")
+    write_job(sweep, 0, state=3)
+    with pytest.raises(SystemExit):
+        main(arguments)
+    *_, said = capsys.readouterr().err.splitlines()
+    assert "no directory in it has a config.yaml" in said
+    assert "job 1 of sweep (seed=1) failed: ValueError: num_actors=0: none plays" in said
+
+
 # Comparing
 
 

@@ -32,6 +32,7 @@ from impala.report.figures import bars_name
 from impala.report.population_section import section
 from impala.report.populations import Population
 from impala.report.runs import Run
+from impala.report.sweeps import Sweep
 from impala.report.words import UNKNOWN, counted, per_cent
 from suites.published import Published
 from suites.score import LIVE
@@ -64,7 +65,9 @@ class Drawn(NamedTuple):
         return own | self.figures
 
 
-def render(drawn: Sequence[Drawn], left_out: Sequence[str], out: Path) -> str:
+def render(
+    drawn: Sequence[Drawn], sweeps: Sequence[Sweep], left_out: Sequence[str], out: Path
+) -> str:
     """The page's text; `out` is where it will be, for links to videos that are too large."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("impala.report", "."), autoescape=True, trim_blocks=True,
@@ -81,8 +84,22 @@ def render(drawn: Sequence[Drawn], left_out: Sequence[str], out: Path) -> str:
         folder="/".join(common_folder(runs).parts[-2:]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         parts=[_part(f"part{i}", each, out, room) for i, each in enumerate(drawn)],
+        sweeps=[_sweep(sweep) for sweep in sweeps],
         left_out=left_out,
     )
+
+
+def _sweep(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "name": sweep.name,
+        "words": sweep.in_words,
+        "open": bool(sweep.failures),
+        "jobs": [
+            (job.number, job.name, job.state,
+             UNKNOWN if job.score is None else per_cent(job.score), job.error)
+            for job in sweep.jobs
+        ],
+    }  # fmt: skip
 
 
 def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from impala.report.page import Drawn, render
 from impala.report.population_figures import population_figures
 from impala.report.populations import find_populations
 from impala.report.runs import Run, find_runs
+from impala.report.sweeps import find_sweeps
 from impala.whole_file import write_whole
 from suites.published import published
 
@@ -27,9 +28,16 @@ class Made(NamedTuple):
 
 def make(directories: Sequence[Path], out: Path) -> Made:
     """Writes the page. ValueError where there is nothing to show, OSError where it cannot write."""
-    runs, left_out = find_runs(directories)
+    sweeps, unread = find_sweeps(p for p in directories if p.is_dir())
+    try:
+        runs, left_out = find_runs(directories)
+    except ValueError as error:
+        # Jobs that all failed leave no run, and it is they who know why.
+        raise ValueError(
+            "; ".join([str(error), *(f for s in sweeps for f in s.failures)])
+        ) from error
     populations, damaged = find_populations(runs)
-    left_out += [*(text for run in runs for text in run.damaged_files), *damaged]
+    left_out += [*(text for run in runs for text in run.damaged_files), *damaged, *unread]
     drawn = []
     for part in parts(runs):
         own = {run.directory.parent for run in part.runs}
@@ -43,7 +51,7 @@ def make(directories: Sequence[Path], out: Path) -> Made:
                 figures(part, results, of_part),
             )
         )
-    text = render(drawn, left_out, out)
+    text = render(drawn, sweeps, left_out, out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, text)
     return Made(runs, left_out, drawn)
