@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from impala.report.__main__ import main
-from impala.report.comparison import parts
-from impala.report.figures import profiles, symlog
+from impala.report.comparison import TRAINING, parts, scored, shown_first
+from impala.report.figures import bars_name, profiles, scores_of_tasks, symlog
 from impala.report.report import make
 from impala.report.runs import MAX_POINTS, find_runs, read_metrics, read_run
 from impala.report.words import by_magnitude
@@ -178,19 +178,17 @@ def test_runs_are_found_once_and_the_broken_are_named(tmp_path):
         ("evaluation/500.json", '{"frames": 500}', "has no games_per_task"),
     ],
 )
-def test_a_damaged_file_is_left_out_with_the_reason(tmp_path, capsys, name, content, reason):
+def test_a_damaged_file_is_left_out_with_the_reason(tmp_path, name, content, reason):
     run = write_run(tmp_path / "run")
     write_evaluation(run, 400, greedy=False, scores=(20.0, 40.0))
     path = run / name
     before = path.read_bytes() if name == "metrics.jsonl" else b""
     path.write_bytes(before + (content if isinstance(content, bytes) else content.encode()))
-    out = tmp_path / "page.html"
-    assert main([str(run), "--out", str(out)]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert str(path) in said[0]
-    assert reason in said[0]
-    assert "Left out: 1 file or directory" in out.read_text()
+    found = read_run(run)
+    (said,) = found.damaged_files
+    assert said.startswith(f"{path}: ")
+    assert reason in said
+    assert (len(found.points), sorted(found.tasks), len(found.evaluations)) == (4, sorted(TASKS), 1)
 
 
 @pytest.mark.parametrize(
@@ -362,21 +360,27 @@ def test_a_profile_falls_at_the_scores(tmp_path):
 
 def test_bars_show_the_evaluation_that_all_have_and_say_so(tmp_path):
     runs = [write_run(tmp_path / str(i), lr=i) for i in range(2)]
-    titles = {}
-    for evaluated in range(3):
+    evaluation = "evaluation, 5 games a task, sampled actions"
+    for evaluated, kind in enumerate((TRAINING, TRAINING, evaluation)):
         for run in runs[:evaluated]:
             write_evaluation(run, 400, greedy=False, scores=(70.0, 80.0))
-        page = tmp_path / f"{evaluated}.html"
-        made = make([tmp_path], page)
-        (place,) = re.findall(r'id="part0-bars"[^>]*data-figure="([^"]*)"', page.read_text())
-        figure = made.drawn[0].figures[place]
-        titles[evaluated] = figure.layout.xaxis.title.text.partition("<br>")[2]
-        names = [trace.name for trace in figure.data[:2]]
-        assert all(("after 400 frames" in name) == (evaluated == 2) for name in names)
-        if evaluated == 1:
-            assert "sampled actions (not of every run)</option>" in page.read_text()
-    training, evaluation = "training, last 100 games", "evaluation, 5 games a task, sampled actions"
-    assert titles == {0: f"{training} a task", 1: f"{training} a task", 2: evaluation}
+        (part,) = parts(find_runs([tmp_path])[0])
+        of_kinds = scored(part, [])
+        assert shown_first(of_kinds) == kind
+        figure = scores_of_tasks(part, kind, of_kinds[kind], [])
+        assert figure.layout.xaxis.title.text.endswith(f"<br>{kind}")
+        names = [trace.name for trace in figure.data]
+        after = "" if kind == TRAINING else ", after 400 frames"
+        assert names == [f"lr=0{after}", f"lr=1{after}"]
+    write_evaluation(runs[0], 500, greedy=True, scores=(70.0, 80.0))
+    page = tmp_path / "page.html"
+    make([tmp_path], page)
+    (shown,) = re.findall(r'id="part0-bars"[^>]*data-figure="([^"]*)"', page.read_text())
+    assert shown == bars_name(evaluation)
+    (first, *rest) = re.findall(r'<option value="scores_of_tasks[^"]*">([^<]*)<', page.read_text())
+    assert first == evaluation
+    greedy = "evaluation, 5 games a task, greedy actions (not of every run)"
+    assert sorted(rest) == [greedy, TRAINING]
 
 
 def test_nothing_finished_is_no_score_and_coverage_0(tmp_path):

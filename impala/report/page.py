@@ -84,6 +84,7 @@ def render(
         folder="/".join(common_folder(runs).parts[-2:]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         parts=[_part(f"part{i}", each, out, room) for i, each in enumerate(drawn)],
+        places={str(run.directory): f"run{i}" for i, run in enumerate(runs)},
         sweeps=[_sweep(sweep) for sweep in sweeps],
         left_out=left_out,
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from impala.population import Member
+from impala.population_directory import Record
 from impala.population_member import told
 from impala.report.comparison import best_results, shown
 from impala.report.population_figures import fitness_title
@@ -33,7 +37,8 @@ def section(population: Population, headline: str, tasks: tuple[str, ...]) -> di
         "space": [
             (
                 row["key"],
-                _range(row),
+                _bounds(row),
+                _prior(row),
                 shown(fittest.values[row["key"]]) if fittest else UNKNOWN,
             )
             for row in population.settings["space"]
@@ -41,22 +46,22 @@ def section(population: Population, headline: str, tasks: tuple[str, ...]) -> di
         "head": ["rank", "member", f"fitness: {fitness_title(population)}", "frames", "generation",
                  "copied last", *population.short.values(), "seed"],
         "rows": list(_rows(population)),
+        "rounds_title": "Rounds" if population.settings.get("round_frames") else "Generations",
+        "rounds": list(_rounds(population)),
         "events": events,
     }  # fmt: skip
 
 
 def _best(population: Population, fittest: Member) -> dict[str, Any]:
-    group = population.settings["fitness"].partition("/")[0]
-    fitness = fittest.fitness or 0.0
     copies = sum(record.copied for record in population.ancestors())
-    is_score = group in ("score", "hns")
     run = population.runs[fittest.index]
     return {
         "member": fittest.index,
-        "fitness": per_cent(fitness) if is_score else by_magnitude(fitness),
-        "unit": " %" if is_score else "",
+        "fitness": _fitness(population, fittest.fitness),
+        "unit": " %" if _is_score(population) else "",
         "what": fitness_title(population).removesuffix(", %"),
-        "frames": f"{run.last['frames']:,}",
+        "frames": f"{run.last['frames']:,.0f}",
+        "directory": str(run.directory),
         "copies": f"another {counted(copies, 'time')}" if copies else "nobody",
         "members": counted(len(population.latest), "member"),
     }
@@ -73,7 +78,7 @@ def _facts(population: Population) -> Iterator[tuple[str, str]]:
     else:
         games = settings.get("games") or 0
         yield "schedule", f"asynchronous: each is compared after every {games:,} of its games"
-    unit = " %" if settings["fitness"].partition("/")[0] in ("score", "hns") else ""
+    unit = " %" if _is_score(population) else ""
     if rule["selection"] == "tournament":
         yield (
             "rule",
@@ -97,29 +102,71 @@ def _facts(population: Population) -> Iterator[tuple[str, str]]:
     yield "the same for all", " ".join(settings.get("overrides") or []) or "nothing was set"
 
 
-def _range(row: dict[str, Any]) -> str:
+def _bounds(row: dict[str, Any]) -> str:
     if row.get("values"):
-        return f"{', '.join(map(shown, row['values']))}: in this order, one step at a time"
-    text = f"{row['low']:g} to {row['high']:g}"
+        return ", ".join(map(shown, row["values"]))
+    return f"{row['low']:g} to {row['high']:g}" + (", whole numbers" if row.get("integer") else "")
+
+
+def _prior(row: dict[str, Any]) -> str:
+    """What the first value is drawn from."""
+    if row.get("values"):
+        return "any of them; later the one before or after it"
     if row.get("starts"):
-        text += f", starting from {' or '.join(map(shown, row['starts']))}"
-    if row.get("log"):
-        text += ", drawn on a logarithmic scale"
-    return text + (", whole numbers" if row.get("integer") else "")
+        return " or ".join(map(shown, row["starts"]))
+    return "evenly on a logarithmic scale" if row.get("log") else "evenly"
 
 
-def _rows(population: Population) -> Iterator[list[str]]:
-    latest = population.latest
+def _rows(population: Population) -> Iterator[dict[str, Any]]:
+    latest, fittest = population.latest, population.fittest()
     for rank, member in enumerate(population.members(), start=1):
         record, run = latest[member.index], population.runs.get(member.index)
         copied = [r for r in population.records if r.member == member.index and r.copied]
+        yield {
+            "rank": UNKNOWN if member.fitness is None else str(rank),
+            "member": member.index,
+            "best": fittest is not None and member.index == fittest.index,
+            "directory": None if run is None else str(run.directory),
+            "cells": [
+                _fitness(population, member.fitness),
+                f"{run.last['frames']:,.0f}" if run else UNKNOWN,
+                str(record.generation),
+                f"{copied[-1].parent}, at {copied[-1].frames:,}" if copied else "nobody",
+                *(shown(member.values[key]) for key in population.keys),
+                str(run.config.get("seed")) if run else UNKNOWN,
+            ],
+        }
+
+
+def _rounds(population: Population) -> Iterator[list[str]]:
+    """Of each generation that has been compared: when, how fit, who copied whom, who failed."""
+    by_generation: dict[int, list[Record]] = {}
+    for record in population.records:
+        by_generation.setdefault(record.generation, []).append(record)
+    by_generation.pop(0, None)  # it began with nothing to compare
+    for generation, records in by_generation.items():
+        frames = sorted(record.frames for record in records)
+        known = [(r.fitness, r.member) for r in records if r.fitness is not None and not r.failed]
+        best, member = max(known, default=(None, UNKNOWN))
+        median = float(np.median([fitness for fitness, _ in known])) if known else None
+        copies = [f"{r.member} copies {r.parent}" for r in records if r.copied]
+        failed = [str(record.member) for record in records if record.failed]
         yield [
-            str(rank) if member.fitness is not None else UNKNOWN,
-            str(member.index),
-            UNKNOWN if member.fitness is None else by_magnitude(member.fitness),
-            f"{run.last['frames']:,}" if run else UNKNOWN,
-            str(record.generation),
-            f"{copied[-1].parent}, at {copied[-1].frames:,}" if copied else "nobody",
-            *(shown(member.values[key]) for key in population.keys),
-            str(run.config.get("seed")) if run else UNKNOWN,
+            str(generation),
+            f"{frames[0]:,}" + (f" to {frames[-1]:,}" if frames[0] < frames[-1] else ""),
+            str(member),
+            _fitness(population, best),
+            _fitness(population, median),
+            ", ".join(copies) or "nobody",
+            ", ".join(failed) or "none",
         ]
+
+
+def _fitness(population: Population, value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return per_cent(value) if _is_score(population) else by_magnitude(value)
+
+
+def _is_score(population: Population) -> bool:
+    return population.settings["fitness"].partition("/")[0] in ("score", "hns")
