@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from impala.population import Choice, Interval, Values
+from impala.population_directory import PopulationDirectory, Record, space_as_json
+
 TASKS = ("pong", "breakout")
 PROVENANCE = {"random": "r", "human": "h", "protocol": "sticky actions 0.0", "engine": "e"}
 
@@ -85,3 +88,54 @@ def write_everything(folder: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"frames": 500, "ti')
     write_run(folder / "apart", provenance={**PROVENANCE, "protocol": "</script>sticky"})
+
+
+def write_population(directory: Path, *, every: int = 100) -> Path:
+    """Three members, two rounds of `every` frames: 1 copies 0, then the run of 2 fails."""
+    lr = "algorithm.optimizer.lr"
+    for member in range(3):
+        scores = (10.0 * (3 - member),) * len(TASKS)
+        run = write_run(directory / str(member), seed=7 + member, scores=scores, points=3)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["population"] = {"directory": str(directory), "member": member}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        points = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.dumps(p | {"score/mean_capped": p["hns/pong"]}) + "\n" for p in points]
+        (run / "metrics.jsonl").write_text("".join(lines))
+    write_run(directory / "best", seed=7)
+    write_evaluation(directory / "best", 300, greedy=False, scores=(25.0, 35.0))
+    files = PopulationDirectory(directory)
+    rule = {"selection": "tournament", "threshold": 5.0, "quantile": 0.2, "seed": 1,
+            "perturb_probability": 0.33, "perturb_factor": 1.2, "burn_in_frames": 0}  # fmt: skip
+    space = [
+        Interval(lr, 1e-5, 0.1, log=True),
+        Interval("algorithm.micro_batch", 4, 64, integer=True, starts=(8.0, 16.0)),
+        Choice("algorithm.stale", ("drop", "keep")),
+    ]
+    files.write_settings(
+        {"overrides": ["suite=s"], "space": space_as_json(space), "size": 3, "total_frames": 300,
+         "round_frames": every, "games": None, "fitness": "score/mean_capped", "rule": rule}
+    )  # fmt: skip
+    records = []
+    for generation in range(3):
+        for member in range(3):
+            values: Values = {lr: 0.01 * (member + 1), "algorithm.micro_batch": 8,
+                              "algorithm.stale": "drop"}  # fmt: skip
+            parent = 0 if (member, generation) == (1, 1) else member
+            first = generation == 0
+            records.append(
+                Record(
+                    member=member,
+                    generation=generation,
+                    frames=every * generation,
+                    parent=None if first else parent,
+                    parent_generation=None if first else generation - 1,
+                    fitness=None if first else 10.0 * (3 - member) * generation / 3,
+                    failed=(member, generation) == (2, 2),
+                    old={} if first else values,
+                    new=values,
+                    checkpoint=None,
+                )
+            )
+    files.write_lineage(records)
+    return directory

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
+from impala.report import task_table
 from impala.report.__main__ import main
 from impala.report.comparison import TRAINING, parts, scored, shown_first
 from impala.report.figures import bars_name, profiles, scores_of_tasks, symlog
 from impala.report.report import make
+from impala.report.running_figures import shares_lag_time
 from impala.report.runs import find_runs
 from impala.report.words import by_magnitude
 from suites.atari57 import Atari57
@@ -87,17 +88,33 @@ def test_one_is_no_plural(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("1 run in ")
 
 
-def test_members_of_a_population_stand_alone_under_its_name_and_its_best_is_none(tmp_path):
-    population = tmp_path / "sweep"
-    for member in (0, 1, "best"):
-        run = write_run(population / str(member), lr=0.1)
-        if member != "best":
-            config = yaml.safe_load((run / "config.yaml").read_text())
-            config["population"] = {"directory": str(population), "member": member}
-            (run / "config.yaml").write_text(yaml.safe_dump(config))
-    (population / "population.json").write_text("{}")
-    (part,) = parts(find_runs([population])[0])
-    assert [group.label for group in part.groups] == ["sweep, member 0", "sweep, member 1"]
+def test_the_time_of_a_step_is_shown_where_it_was_measured(tmp_path):
+    older = write_run(tmp_path / "older")
+    run = write_run(tmp_path / "run", lr=0.2)
+    points = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, point in enumerate(points, start=1):
+        point |= {"step_s/pong": 0.002 * number, "step_s/breakout": 0.0004}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    (part,) = parts(find_runs([tmp_path])[0])
+    names = [name for name, _ in task_table.head(part)]
+    assert "step, ms" in names
+    column = names.index("step, ms")
+    cells = {
+        (group.label, row[0][1]): row[column]
+        for group in part.groups
+        for row in task_table.rows(part, group)
+    }
+    assert cells["lr=0.2", "pong"] == (pytest.approx(5.0), "5.00")
+    assert cells["lr=0.2", "breakout"] == (pytest.approx(0.4), "0.400")
+    assert cells["lr=0.1", "pong"][0] is None
+    figure = shares_lag_time(part)
+    assert figure.layout.xaxis3.title.text == "an environment's step,<br>milliseconds"
+    drawn = [trace for trace in figure.data if trace.xaxis == "x3" and trace.name == "lr=0.2"]
+    np.testing.assert_allclose(drawn[0].x, [5.0, 0.4])
+
+    (part,) = parts(find_runs([older])[0])
+    assert "step, ms" not in [name for name, _ in task_table.head(part)]
+    assert "xaxis3" not in shares_lag_time(part).to_plotly_json()["layout"]
 
 
 def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
