@@ -40,7 +40,8 @@ def test_the_page_has_everything_of_a_population(tmp_path):
     for expected in (
         "Best: member 0", "30.0 % fitness (mean capped), the highest of 3 members",
         "30.0 % median, evaluation, 5 games a task, sampled actions after 300 frames",
-        "member 1 copies member 0", "1 (best) 0 30.0 300 2 nobody 0.01 8 drop 7",
+        "member 1, generation 1, fitness 6.7: copies member 0 and goes on with lr",
+        "1 (best) 0 30.0 300 2 nobody 0.01 8 drop 7",
         "algorithm.optimizer.lr 1e-05 to 0.1 evenly on a logarithmic scale 0.01",
         "algorithm.micro_batch 4 to 64, whole numbers 8 or 16 8",
         "algorithm.stale drop, keep any of them; later the one before or after it drop",
@@ -136,7 +137,8 @@ def test_a_damaged_population_is_single_runs_with_the_reason(tmp_path, name, con
 @pytest.mark.parametrize(
     "values",
     [{"frames": -1}, {"new": {}}, {"new": [1]}, {"member": "0"}, {"fitness": "high"},
-     {"generation": -1}, {"parent": "0"}, {"parent_generation": 5}, {"old": None}],
+     {"generation": -1}, {"parent": "0"}, {"parent_generation": 5}, {"old": None},
+     {"failed": True}, {"parent": 2}],
     ids=repr,
 )  # fmt: skip
 def test_a_generation_that_is_none_is_said(tmp_path, values):

@@ -153,7 +153,7 @@ class _Axis:
         self._words: list[str] = []
         self.ticks: dict[str, Any] = {}
         if any(isinstance(value, str | bool) for value in values):
-            self._words = [shown(value) for value in row.get("values") or values]
+            self._words = list(dict.fromkeys(map(shown, [*(row.get("values") or []), *values])))
             self.ticks = {"tickvals": list(range(len(self._words))), "ticktext": self._words}
         elif min(map(float, values)) > 0 and (row.get("log") or row.get("starts")):
             self.ticks = {"type": "log", **_log_ticks(min(values), max(values))}

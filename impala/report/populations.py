@@ -178,11 +178,8 @@ def _is_sound(record: Record, keys: set[str]) -> bool:
         and whole(record.frames)
         and flag(record.failed)
         and (record.fitness is None or number(record.fitness))
-        and isinstance(record.old, dict)
-        and isinstance(record.new, dict)
-        and all(
-            number(record.new.get(k)) or isinstance(record.new.get(k), str | bool) for k in keys
-        )
+        and _are_values(record.new, keys)
+        and (_are_values(record.old, keys) or (record.old == {} and _began_anew(record)))
         and (record.parent is None or whole(record.parent))
         and (
             record.parent_generation is None
@@ -191,13 +188,30 @@ def _is_sound(record: Record, keys: set[str]) -> bool:
     )
 
 
+def _are_values(value: Any, keys: set[str]) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == keys
+        and all(number(each) or isinstance(each, str | bool) for each in value.values())
+    )
+
+
+def _began_anew(record: Record) -> bool:
+    """Nothing was before it."""
+    return record.generation == 0 and not record.copied and not record.failed
+
+
 def _space(value: Any) -> bool:
     """a list of hyperparameters with key and ends or values"""
-    return isinstance(value, list) and all(
-        isinstance(row, dict)
-        and text(row.get("key"))
-        and (_list(row.get("values")) or (number(row.get("low")) and number(row.get("high"))))
-        for row in value
+    return (
+        _list(value)
+        and bool(value)
+        and all(
+            isinstance(row, dict)
+            and text(row.get("key"))
+            and (_list(row.get("values")) or (number(row.get("low")) and number(row.get("high"))))
+            for row in value
+        )
     )
 
 
