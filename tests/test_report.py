@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from impala.report import task_table
 from impala.report.__main__ import main
@@ -25,6 +26,8 @@ from suites.atari57 import Atari57
 from tests.report_runs import (
     write_evaluation,
     write_everything,
+    write_job,
+    write_population,
     write_run,
 )
 
@@ -123,7 +126,7 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     assert main([str(tmp_path / "runs"), "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "2/metrics.jsonl: 1 line is damaged (line 5: half written or no JSON)" in said
-    assert "shown apart: atari57, protocol: sticky actions 0.0, there </script>sticky" in said
+    assert "shown apart: atari57, protocol: </script>sticky, there sticky actions 0.0" in said
     page = out.read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?!data:)', page) == []
     assert page.count('class="part"') == 2
@@ -169,7 +172,7 @@ def in_browser(page: Path, *options: str) -> dict:
     driven.write_text(page.read_text().replace("<body>", "<body>" + DRIVER, 1))
     assert CHROMIUM is not None
     ran = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
          "--enable-logging=stderr", "--virtual-time-budget=20000", *options, "--dump-dom",
          driven.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
@@ -209,9 +212,30 @@ def test_the_page_works_in_a_browser_in_light_and_dark(tmp_path):
         "environment frames", "hours since the start of the run",
     )  # fmt: skip
     assert light["empty"] == light["unlabelled"] == 0
+    assert (light["wider"], light["page_width"], light["dead"]) == ([], 0, [])
     dark = in_browser(page, "--blink-settings=preferredColorScheme=0")
     assert (light["paper"], light["ink"]) == ("rgb(255, 255, 255)", "#1d2330")
     assert (dark["paper"], dark["ink"]) == ("rgb(20, 23, 29)", "#e4e8f0")
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_page_with_much_to_say_is_no_wider_than_the_window(tmp_path):
+    for i in range(6):
+        run = write_run(tmp_path / "runs" / str(i), lr=f"a_long_name_of_a_setting_{i}" * 3, seed=i)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["algorithm"] |= {f"key_{j}": "x" * 30 + f" {i}" for j in range(8)}
+        config["algorithm"]["longest"] = "y" * 400
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    write_job(tmp_path / "runs", 0, state="failed", error="RuntimeError: " + "z" * 400)
+    jobs = [{"name": "x" * 200, "overrides": []}]
+    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    write_population(tmp_path / "population")
+    page = tmp_path / "page.html"
+    main([str(tmp_path / "runs"), str(tmp_path / "population"), "--out", str(page)])
+    found = in_browser(page)
+    assert (found["errors"], found["wider"], found["page_width"], found["dead"]) == ([], [], 0, [])
+    assert found["empty"] == found["unlabelled"] == 0
 
 
 @pytest.mark.slow
@@ -221,7 +245,7 @@ def test_figures_are_exported(tmp_path):
     folder = tmp_path / "figures"
     main([str(tmp_path / "run"), "--out", str(tmp_path / "page.html"), "--figures", str(folder)])
     names = {path.stem for path in folder.iterdir()}
-    assert {"scores_of_tasks", "policy_lag", "task_pong_over_hours"} <= names
+    assert {"scores_of_tasks", "shares_lag_time", "task_pong_over_hours"} <= names
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
         assert "<svg" in (folder / f"{name}.svg").read_text()[:200], name

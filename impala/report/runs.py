@@ -107,9 +107,9 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def _in_order(path: Path) -> list[tuple[int, str]]:
-    """2 before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
+def _in_order(path: Path) -> list[tuple[bool, int, str]]:
+    """2 before 10, and both before words."""
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in path.parts]
 
 
 def _is_best_of_population(directory: Path) -> bool:
