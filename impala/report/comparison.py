@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,7 +150,7 @@ class Part:
     def runs(self) -> list[Run]:
         return [run for group in self.groups for run in group.runs]
 
-    @property
+    @cached_property
     def measured(self) -> set[str]:
         """Groups of metrics that a run has."""
         points = (point for run in self.runs for point in run.points)
