@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import yaml
 
 from impala.population import Choice, Interval, Values
 from impala.population_directory import PopulationDirectory, Record, space_as_json
+
+# Draws PNG and SVG; None where there is none.
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 TASKS = ("pong", "breakout")
 PROVENANCE = {"random": "r", "human": "h", "protocol": "sticky actions 0.0", "engine": "e"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from impala.report.runs import find_runs
 from impala.report.words import by_magnitude
 from suites.atari57 import Atari57
 from tests.report_runs import (
+    CHROMIUM,
     write_evaluation,
     write_everything,
     write_job,
@@ -163,7 +163,6 @@ def test_figures_are_exported_as_csv_where_there_is_no_browser(tmp_path, monkeyp
 
 # In a real browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = f"<script>{Path(__file__).with_name('report_driver.js').read_text()}</script>"
 
 

@@ -40,7 +40,7 @@ def test_the_page_has_everything_of_a_population(tmp_path):
     for expected in (
         "Best: member 0", "30.0 % fitness (mean capped), the highest of 3 members",
         "30.0 % median, evaluation, 5 games a task, sampled actions after 300 frames",
-        "member 1, generation 1, fitness 6.7: copies member 0 and goes on with lr",
+        "after 100 frames member 1, with a fitness of 6.7, copies member 0 and goes on",
         "1 (best) 0 30.0 300 2 nobody 0.01 8 drop 7",
         "algorithm.optimizer.lr 1e-05 to 0.1 evenly on a logarithmic scale 0.01",
         "algorithm.micro_batch 4 to 64, whole numbers 8 or 16 8",

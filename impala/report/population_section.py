@@ -10,7 +10,6 @@ import numpy as np
 
 from impala.population import Member
 from impala.population_directory import Record
-from impala.population_member import told
 from impala.report.comparison import best_results, shown
 from impala.report.population_figures import fitness_title
 from impala.report.populations import Population
@@ -22,7 +21,7 @@ def section(population: Population, headline: str, tasks: tuple[str, ...]) -> di
     """headline: the aggregate that counts in the suite that is played."""
     fittest = population.fittest()
     estimates = [(r, r.estimate(AGGREGATES[headline])) for r in best_results(population, tasks)]
-    events = [told(record) for record in population.records if record.copied or record.failed]
+    events = [_event(population, r) for r in population.records if r.copied or r.failed]
     return {
         "name": population.name,
         "best": None if fittest is None else _best(population, fittest),
@@ -160,6 +159,22 @@ def _rounds(population: Population) -> Iterator[list[str]]:
             ", ".join(copies) or "nobody",
             ", ".join(failed) or "none",
         ]
+
+
+def _event(population: Population, record: Record) -> str:
+    """A copy or a failure, in words."""
+    before = f"with a fitness of {_fitness(population, record.fitness)}"
+    copies = f"copies member {record.parent} and " if record.copied else ""
+    values = [
+        f"{population.short[key]} {shown(value)}"
+        + (f" (before: {shown(record.old[key])})" if record.old.get(key, value) != value else "")
+        for key, value in record.new.items()
+    ]
+    return (
+        f"after {record.frames:,} frames member {record.member},"
+        f" {'whose run failed' if record.failed else before}, {copies}goes on with"
+        f" {', '.join(values)}"
+    )
 
 
 def _fitness(population: Population, value: float | None) -> str:
