@@ -137,7 +137,7 @@ def test_a_run_that_cannot_be_read_is_named_in_one_line(tmp_path, capsys, name, 
     with pytest.raises(SystemExit) as end:
         main([str(run), "--out", str(tmp_path / "page.html")])
     assert end.value.code == 2
-    *_, said = capsys.readouterr().err.splitlines()
+    (said,) = capsys.readouterr().err.splitlines()
     assert str(run) in said
     assert reason in said
 
@@ -154,7 +154,7 @@ def test_a_page_that_cannot_be_written_is_an_error_before_the_work(tmp_path, cap
         with pytest.raises(SystemExit) as end:
             main([str(run), option, str(path)])
         assert end.value.code == 2
-        *_, said = capsys.readouterr().err.splitlines()
+        (said,) = capsys.readouterr().err.splitlines()
         assert f"{option}={path}: " in said
         assert reason in said
     assert (tmp_path / "file").read_text() == "mine"
@@ -179,6 +179,6 @@ def test_a_sweep_says_why_a_job_failed(tmp_path, capsys):
     write_job(sweep, 0, state=3)
     with pytest.raises(SystemExit):
         main(arguments)
-    *_, said = capsys.readouterr().err.splitlines()
+    (said,) = capsys.readouterr().err.splitlines()
     assert "no directory in it has a config.yaml" in said
     assert "job 1 of sweep (seed=1) failed: ValueError: num_actors=0: none plays" in said

@@ -11,14 +11,21 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NoReturn
 
 from impala.report.workspace import save
 
 NEEDS = ("plotly", "jinja2")
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, without the usage."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m impala.report", description=__doc__)
+    parser = Parser(prog="python -m impala.report", description=__doc__)
     parser.add_argument("directories", nargs="*", type=Path, metavar="RUN_OR_SWEEP_DIR")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
     parser.add_argument(

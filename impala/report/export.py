@@ -43,7 +43,8 @@ def write_pictures(figures: Mapping[Path, go.Figure], suffixes: Sequence[str]) -
     """
     if find_spec("kaleido") is None:
         raise NoBrowserError("PNG and SVG need kaleido: pip install -e '.[report]'")
-    from kaleido.errors import ChromeNotFoundError
+    from choreographer.channels import ChannelClosedError
+    from choreographer.errors import BrowserClosedError, BrowserFailedError
 
     on_white = [
         go.Figure(figure).update_layout(paper_bgcolor="white", width=WIDTH)
@@ -53,12 +54,14 @@ def write_pictures(figures: Mapping[Path, go.Figure], suffixes: Sequence[str]) -
         for suffix in suffixes:
             files: list[str | Path] = [stem.with_name(f"{stem.name}.{suffix}") for stem in figures]
             plotly.io.write_images(on_white, files)
-    except (ChromeNotFoundError, RuntimeError) as error:
-        if "Chrome" not in str(error):
+    except (ChannelClosedError, RuntimeError) as error:
+        of_browser = ChannelClosedError | BrowserClosedError | BrowserFailedError
+        # Where there is none, Plotly raises a RuntimeError of its own.
+        if not isinstance(error, of_browser) and "Chrome" not in str(error):
             raise
         raise NoBrowserError(
-            "PNG and SVG are drawn by Chrome or Chromium, which is not found: install one, or name"
-            " it in $BROWSER_PATH"
+            "PNG and SVG are drawn by Chrome or Chromium, which is not found or does not start:"
+            " install one, or name it in $BROWSER_PATH"
         ) from error
 
 
