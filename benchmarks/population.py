@@ -27,7 +27,7 @@ from benchmarks.training_run import LAUNCH
 from impala.cores import available_cores
 from impala.loggers.json_lines import read_points
 from impala.population_directory import PopulationDirectory, Record
-from impala.population_report import ancestry
+from impala.report.populations import ancestry
 
 LR = "algorithm.optimizer.lr"
 POPULATION, SEARCH = "population", "random search"

@@ -418,12 +418,18 @@ class PopulationSweeper(Sweeper):
 
     def _draw(self) -> None:
         path = self._directory.path
-        if find_spec("matplotlib") is None:
-            log.info("for pictures install matplotlib: python -m impala.population_report %s", path)
+        if find_spec("plotly") is None or find_spec("jinja2") is None:
+            log.info("for a page install jinja2 and plotly: python -m impala.report %s", path)
             return
-        from impala import population_report
+        from impala.report.export import NoBrowserError
+        from impala.report.report import make_of_population
 
-        log.info("wrote %s", shown(population_report.write(path)))
+        try:
+            page = make_of_population(path)
+        except NoBrowserError as error:
+            log.info("no pictures beside population.html: %s", error)
+            return
+        log.info("wrote %s", shown(page))
 
 
 def _wait_until_free(run_dir: Path) -> None:

@@ -31,6 +31,14 @@ addEventListener("load", () => setTimeout(async () => {
   found.unlabelled = [...document.querySelectorAll("input,select,button")]
     .filter((e) => !(e.labels && e.labels.length) && !e.textContent.trim()).length
     + [...document.querySelectorAll(".figure,.scroll,video")].filter((e) => !e.getAttribute("aria-label")).length;
+  // Nothing is wider than the page, but in a frame of its own that scrolls.
+  const frame = document.documentElement.clientWidth;
+  found.wider = [...document.querySelectorAll("main *, header *")]
+    .filter((e) => e.getBoundingClientRect().right > frame + 1 && !e.closest(".scroll, .figure, .hidden"))
+    .map((e) => `${e.tagName}.${e.className} ${e.textContent.trim().slice(0, 40)}`);
+  found.page_width = document.documentElement.scrollWidth - frame;
+  found.dead = [...document.querySelectorAll('a[href^="#"]')]
+    .map((a) => a.getAttribute("href").slice(1)).filter((id) => !document.getElementById(id));
   found.errors = errors;
   const said = document.createElement("pre"); said.id = "found"; said.textContent = JSON.stringify(found);
   document.body.append(said);

@@ -34,8 +34,8 @@ from impala.population_directory import (
     space_from_json,
 )
 from impala.population_member import inherited
-from impala.population_report import ancestry, followed
 from impala.population_runs import PopulationRuns
+from impala.report.populations import ancestry, followed
 from suites.catch import Catch
 from suites.score import Scoreboard
 from tests.test_learner import actor_critic, batch_of, learner_of, random_storage

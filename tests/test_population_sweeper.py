@@ -22,6 +22,7 @@ from impala.checkpoint import read
 from impala.loggers.json_lines import read_points
 from impala.population import Interval, Rule
 from impala.population_directory import PopulationDirectory, Record, space_as_json
+from tests.report_runs import CHROMIUM
 from tests.test_launch import LAUNCH, TINY, run
 
 LR, ENTROPY = "algorithm.optimizer.lr", "algorithm.agent.entropy_cost"
@@ -133,10 +134,11 @@ def test_the_best_is_a_run_that_can_be_evaluated(sweep, folder):
 def test_a_page_shows_it(sweep):
     directory, _ = sweep
     page = (directory / "population.html").read_text()
-    assert page.count("data:image/png;base64,") == 3
-    assert "http:" not in page and "https:" not in page
     for name in ("fitness", "schedules", "tree"):
-        assert (directory / f"population_{name}.png").stat().st_size > 5_000
+        assert f'data-figure="population_{name}"' in page
+        picture = directory / f"population_{name}.png"
+        assert picture.exists() is (CHROMIUM is not None)  # who draws it
+        assert CHROMIUM is None or picture.stat().st_size > 5_000
 
 
 def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder):

@@ -1,11 +1,10 @@
-"""The report page: what is read, what is compared with what, and the page in a real browser."""
+"""The report's page and its figures, also in a real browser."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -14,222 +13,23 @@ import numpy as np
 import pytest
 import yaml
 
+from impala.report import task_table
 from impala.report.__main__ import main
-from impala.report.comparison import parts
-from impala.report.figures import profiles, symlog
-from impala.report.runs import MAX_POINTS, find_runs, read_metrics, read_run
+from impala.report.comparison import TRAINING, parts, scored, shown_first
+from impala.report.figures import bars_name, profiles, scores_of_tasks, symlog
+from impala.report.report import make
+from impala.report.running_figures import shares_lag_time
+from impala.report.runs import find_runs
+from impala.report.words import by_magnitude
 from suites.atari57 import Atari57
-from suites.statistics import mean
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-TASKS = ("pong", "breakout")
-PROVENANCE = {"random": "r", "human": "h", "protocol": "sticky actions 0.0", "engine": "e"}
-
-
-def write_run(
-    directory: Path,
-    *,
-    seed: int = 1,
-    lr: float | str = 0.1,
-    tasks: tuple[str, ...] = TASKS,
-    scores: tuple[float, ...] = (10.0, 30.0),
-    points: int = 4,
-    provenance: dict[str, str] | None = None,
-    finished: bool = True,
-    every: int = 100,
-) -> Path:
-    """A run that has `scores` in all tasks from its first point on, or rising to them."""
-    directory.mkdir(parents=True)
-    config = {"seed": seed, "algorithm": {"lr": lr}, "suite": {"x": 1}, "choices": {"suite": "s"}}
-    (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    with (directory / "metrics.jsonl").open("w") as file:
-        for number in range(1, points + 1):
-            point = {"frames": every * number, "time_s": 2.0 * number, "score/coverage": 1.0}
-            for task, score in zip(tasks, scores, strict=True):
-                point |= {f"hns/{task}": score * number / points, f"return/{task}": score / 10}
-                point |= {
-                    f"share/{task}": 1 / len(tasks),
-                    f"lag/{task}": 2.0,
-                    f"lag_p95/{task}": 3.0,
-                }
-            point |= {"time/learner_waiting": 0.5, "time/actor_inference": 0.4}
-            file.write(json.dumps(point) + "\n")
-    about = {"suite": "atari57", "headline": "median", "tasks": tasks}
-    about["provenance"] = provenance or PROVENANCE
-    (directory / "suite.json").write_text(json.dumps(about))
-    if finished:
-        games = dict.fromkeys(tasks, 7)
-        summary = {
-            "status": "finished",
-            "frames": every * points,
-            "games": games,
-            "commit": "c0ffee",
-        }
-        (directory / "summary.json").write_text(json.dumps(summary))
-    return directory
-
-
-def write_evaluation(run: Path, frames: int, *, greedy: bool, scores: tuple[float, ...]) -> None:
-    (run / "evaluation").mkdir(exist_ok=True)
-    metrics = {f"hns/{task}": score for task, score in zip(TASKS, scores, strict=True)}
-    metrics |= {f"return/{task}": 1.0 for task in TASKS} | {"score/median": float(np.mean(scores))}
-    report = {
-        "frames": frames,
-        "games_per_task": 5,
-        "greedy": greedy,
-        "seed": 9,
-        "metrics": metrics,
-    }
-    report["provenance"] = {"weights": f"checkpoint of {frames} frames"}
-    (run / "evaluation" / f"{frames}_{greedy}.json").write_text(json.dumps(report))
-
-
-# Reading
-
-
-def test_half_written_lines_are_skipped_and_counted(tmp_path):
-    run = write_run(tmp_path / "run", finished=False)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"no frames": 1}\n[1]\n{"frames": 500, "time_s": 9.0, "hns/pong": nul')
-    found = read_run(run)
-    assert found.damaged_lines == 3
-    assert (len(found.points), found.last["frames"]) == (4, 400)
-    assert found.status == "running or killed"
-    write_run(tmp_path / "done")
-    assert read_run(tmp_path / "done").status == "finished"
-
-
-def test_a_long_run_is_thinned_out_and_keeps_its_last_point(tmp_path):
-    run = write_run(tmp_path / "run", points=5 * MAX_POINTS + 3)
-    points, damaged = read_metrics(run / "metrics.jsonl")
-    assert damaged == 0
-    assert MAX_POINTS <= len(points) <= 2 * MAX_POINTS
-    frames = [point["frames"] for point in points]
-    assert frames[-1] == 100 * (5 * MAX_POINTS + 3)
-    assert len(set(np.diff(frames[:-1]))) == 1
-
-
-def test_a_directory_without_runs_says_so(tmp_path, capsys):
-    (tmp_path / "sweep" / "0").mkdir(parents=True)
-    for path, message in [
-        (tmp_path / "sweep", "no directory in it has a config.yaml"),
-        (tmp_path / "nowhere", "expected the directory of a run"),
-    ]:
-        with pytest.raises(SystemExit) as end:
-            main([str(path)])
-        assert end.value.code == 2
-        assert message in capsys.readouterr().err
-    for arguments in ([], ["--wandb-workspace", "entity"]):
-        with pytest.raises(SystemExit):
-            main(arguments)
-        assert "expected" in capsys.readouterr().err
-    (tmp_path / "sweep" / "0" / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ValueError, match=r"sweep/0: metrics\.jsonl has no point yet"):
-        find_runs([tmp_path / "sweep"])
-
-
-def test_runs_are_found_once_and_the_broken_are_named(tmp_path):
-    run = write_run(tmp_path / "a")
-    (run / ".hydra").mkdir()
-    (run / ".hydra" / "config.yaml").write_text("seed: 1\n")
-    (tmp_path / "latest").symlink_to(run)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "config.yaml").write_text("seed: 1\n")
-    runs, left_out = find_runs([tmp_path, run, tmp_path / "latest"])
-    assert [found.directory for found in runs] == [run]
-    assert len(left_out) == 1
-    assert "no point" in left_out[0]
-    (run / "summary.json").write_text('{"status": ')
-    assert "summary.json" in read_run(run).damaged_files[0]
-
-
-# Comparing
-
-
-def test_only_the_seed_makes_runs_one_group(tmp_path):
-    for i, (seed, lr) in enumerate([(1, 0.1), (2, 0.1), (1, 0.2)]):
-        write_run(tmp_path / str(i), seed=seed, lr=lr)
-    (part,) = parts(find_runs([tmp_path])[0])
-    assert [(group.label, len(group.runs)) for group in part.groups] == [
-        ("lr=0.1", 2),
-        ("lr=0.2", 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        (
-            {"provenance": {**PROVENANCE, "protocol": "sticky actions 0.25"}},
-            "protocol: sticky actions",
-        ),
-        (
-            {"provenance": {**PROVENANCE, "random": "another column"}},
-            "random: another column, there r",
-        ),
-        ({"tasks": ("pong", "boxing")}, "tasks: boxing, there breakout$"),
-    ],
+from tests.report_runs import (
+    CHROMIUM,
+    write_evaluation,
+    write_everything,
+    write_job,
+    write_population,
+    write_run,
 )
-def test_different_protocols_stand_apart_with_the_reason(tmp_path, other, reason):
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", seed=2, **other)
-    first, second = parts(find_runs([tmp_path])[0])
-    assert (len(first.runs), len(second.runs)) == (1, 1)
-    assert first.differs == []
-    assert re.match(reason, *second.differs)
-
-
-def test_another_version_of_the_engine_stands_together(tmp_path):
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", provenance={**PROVENANCE, "engine": "newer"})
-    assert len(parts(find_runs([tmp_path])[0])) == 1
-
-
-def test_a_group_scores_the_tasks_that_all_its_runs_have_finished(tmp_path):
-    write_run(tmp_path / "a", scores=(10.0, 30.0))
-    write_run(tmp_path / "b", seed=2, tasks=TASKS[:1], scores=(20.0,))
-    about = json.loads((tmp_path / "a" / "suite.json").read_text())
-    (tmp_path / "b" / "suite.json").write_text(json.dumps(about))
-    (part,) = parts(find_runs([tmp_path])[0])
-    result = part.groups[0].training(part.tasks)
-    assert result.tasks == ("pong",)
-    np.testing.assert_array_equal(result.scores, [[10.0], [20.0]])
-    estimate = result.estimate(mean)
-    assert estimate is not None
-    assert (estimate.value, estimate.interval) == (15.0, (10.0, 20.0))
-
-
-def test_evaluations_of_a_kind_that_all_seeds_have_stand_beside_training(tmp_path):
-    for i in (2, 1):
-        run = write_run(tmp_path / str(i), seed=i)
-        write_evaluation(run, 200, greedy=False, scores=(1.0, 3.0))
-        write_evaluation(run, 400, greedy=False, scores=(50.0 * i, 60.0))
-    write_evaluation(run, 400, greedy=True, scores=(90.0, 90.0))  # one seed only: in no aggregate
-    (part,) = parts(find_runs([tmp_path])[0])
-    (group,) = part.groups
-    (result,) = group.evaluations(part.tasks)
-    assert result.kind == "evaluation, 5 games, drawn actions"
-    assert result.frames == (400, 400)
-    np.testing.assert_array_equal(result.scores, [[50.0, 60.0], [100.0, 60.0]])
-    np.testing.assert_array_equal(group.training(part.tasks).scores, [[10.0, 30.0]] * 2)
-
-
-def test_curves_hold_the_newest_value_up_to_the_shortest_run(tmp_path):
-    write_run(tmp_path / "a", points=4, every=100, scores=(40.0, 0.0))  # 10, 20, 30, 40
-    write_run(tmp_path / "b", seed=2, points=2, every=150, scores=(40.0, 0.0))  # 20, 40 at 150, 300
-    (part,) = parts(find_runs([tmp_path])[0])
-    curve = part.groups[0].curve(["hns/pong"], mean, "frames")
-    assert curve is not None
-    np.testing.assert_array_equal(curve.x, [150, 200, 300])
-    np.testing.assert_array_equal(curve.value, [(10 + 20) / 2, (20 + 20) / 2, (30 + 40) / 2])
-    assert curve.low is not None
-    assert curve.high is not None
-    np.testing.assert_array_equal(curve.low, [10, 20, 30])
-    np.testing.assert_array_equal(curve.high, [20, 20, 40])
-    assert part.groups[0].curve(["hns/nothing"], mean, "frames") is None
-
-
-# The page
 
 
 def test_a_profile_falls_at_the_scores(tmp_path):
@@ -242,37 +42,91 @@ def test_a_profile_falls_at_the_scores(tmp_path):
         assert at[round(float(symlog(np.array(score))), 3)] == above
 
 
-def test_members_of_a_population_stand_alone_under_its_name_and_its_best_is_none(tmp_path):
-    population = tmp_path / "sweep"
-    for member in (0, 1, "best"):
-        run = write_run(population / str(member), lr=0.1)
-        if member != "best":
-            config = yaml.safe_load((run / "config.yaml").read_text())
-            config["population"] = {"directory": str(population), "member": member}
-            (run / "config.yaml").write_text(yaml.safe_dump(config))
-    (population / "population.json").write_text("{}")
-    (part,) = parts(find_runs([population])[0])
-    assert [group.label for group in part.groups] == ["sweep, member 0", "sweep, member 1"]
+def test_bars_show_the_evaluation_that_all_have_and_say_so(tmp_path):
+    runs = [write_run(tmp_path / str(i), lr=i) for i in range(2)]
+    evaluation = "evaluation, 5 games a task, sampled actions"
+    for evaluated, kind in enumerate((TRAINING, TRAINING, evaluation)):
+        for run in runs[:evaluated]:
+            write_evaluation(run, 400, greedy=False, scores=(70.0, 80.0))
+        (part,) = parts(find_runs([tmp_path])[0])
+        of_kinds = scored(part, [])
+        assert shown_first(of_kinds) == kind
+        figure = scores_of_tasks(part, kind, of_kinds[kind], [])
+        assert figure.layout.xaxis.title.text.endswith(f"<br>{kind}")
+        names = [trace.name for trace in figure.data]
+        after = "" if kind == TRAINING else ", after 400 frames"
+        assert names == [f"lr=0{after}", f"lr=1{after}"]
+    write_evaluation(runs[0], 500, greedy=True, scores=(70.0, 80.0))
+    page = tmp_path / "page.html"
+    make([tmp_path], page)
+    (shown,) = re.findall(r'id="part0-bars"[^>]*data-figure="([^"]*)"', page.read_text())
+    assert shown == bars_name(evaluation)
+    (first, *rest) = re.findall(r'<option value="scores_of_tasks[^"]*">([^<]*)<', page.read_text())
+    assert first == evaluation
+    greedy = "evaluation, 5 games a task, greedy actions (not of every run)"
+    assert sorted(rest) == [greedy, TRAINING]
 
 
-def write_everything(folder: Path) -> None:
-    for i, lr in enumerate(["0.1", "0.1", "0.2</script>"]):
-        run = write_run(folder / str(i), seed=i, lr=lr, scores=(10.0 + i, -30.0))
-        write_evaluation(run, 400, greedy=False, scores=(20.0, 40.0))
-    (run / "evaluation" / "400.videos").mkdir()
-    (run / "evaluation" / "400.videos" / "pong_0.mp4").write_bytes(b"film")
-    (run / "evaluation" / "400.videos" / "pong_1.mp4").write_bytes(bytes(4_000_000))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"frames": 500, "ti')
-    write_run(folder / "apart", provenance={**PROVENANCE, "protocol": "</script>sticky"})
+def test_nothing_finished_is_no_score_and_coverage_0(tmp_path):
+    run = write_run(tmp_path / "run", finished=False)
+    point = {"frames": 100, "time_s": 2.0, "score/coverage": 0.0, "share/pong": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(point) + "\n")
+    assert main([str(run), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "no score yet" in page
+    assert "over 0 of 2 tasks (0 %)" in page
+    assert not re.search("[-\N{EN DASH}] %", page.partition("<script")[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0.000"), (-0.0421, "-0.042"), (-6.1, "-6.10"), (20.44, "20.4"), (2031.4, "2,031")],
+)
+def test_returns_have_sensible_decimals(value, said):
+    assert by_magnitude(value) == said
+
+
+def test_one_is_no_plural(tmp_path, capsys):
+    main([str(write_run(tmp_path / "run")), "--out", str(tmp_path / "page.html")])
+    assert capsys.readouterr().out.startswith("1 run in ")
+
+
+def test_the_time_of_a_step_is_shown_where_it_was_measured(tmp_path):
+    older = write_run(tmp_path / "older")
+    run = write_run(tmp_path / "run", lr=0.2)
+    points = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, point in enumerate(points, start=1):
+        point |= {"step_s/pong": 0.002 * number, "step_s/breakout": 0.0004}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    (part,) = parts(find_runs([tmp_path])[0])
+    names = [name for name, _ in task_table.head(part)]
+    assert "step, ms" in names
+    column = names.index("step, ms")
+    cells = {
+        (group.label, row[0][1]): row[column]
+        for group in part.groups
+        for row in task_table.rows(part, group)
+    }
+    assert cells["lr=0.2", "pong"] == (pytest.approx(5.0), "5.00")
+    assert cells["lr=0.2", "breakout"] == (pytest.approx(0.4), "0.400")
+    assert cells["lr=0.1", "pong"][0] is None
+    figure = shares_lag_time(part)
+    assert figure.layout.xaxis3.title.text == "an environment's step,<br>milliseconds"
+    drawn = [trace for trace in figure.data if trace.xaxis == "x3" and trace.name == "lr=0.2"]
+    np.testing.assert_allclose(drawn[0].x, [5.0, 0.4])
+
+    (part,) = parts(find_runs([older])[0])
+    assert "step, ms" not in [name for name, _ in task_table.head(part)]
+    assert "xaxis3" not in shares_lag_time(part).to_plotly_json()["layout"]
 
 
 def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     write_everything(tmp_path / "runs")
     out, figures = tmp_path / "out" / "page.html", tmp_path / "figures"
     assert main([str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert "1 damaged lines skipped" in (said := capsys.readouterr()).err
-    assert "shown apart: atari57, protocol: </script>sticky, there sticky actions 0.0" in said.err
+    said = capsys.readouterr().err
+    assert "2/metrics.jsonl: 1 line is damaged (line 5: half written or no JSON)" in said
+    assert "shown apart: atari57, protocol: </script>sticky, there sticky actions 0.0" in said
     page = out.read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?!data:)', page) == []
     assert page.count('class="part"') == 2
@@ -280,7 +134,7 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     assert "0.2</script>" not in page
     for text in (
         "95 % interval over 2 seeds", "one seed: no interval", "IMPALA deep, multi-task",
-        "evaluation, 5 games, drawn actions", "1 damaged lines of metrics were skipped",
+        "evaluation, 5 games a task, sampled actions", "1 line is damaged",
         'src="data:video/mp4;base64,ZmlsbQ=="', "too large to be in the page", "c0ffee",
         "checkpoint of 400 frames",
     ):  # fmt: skip
@@ -317,7 +171,7 @@ def in_browser(page: Path, *options: str) -> dict:
     driven.write_text(page.read_text().replace("<body>", "<body>" + DRIVER, 1))
     assert CHROMIUM is not None
     ran = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
          "--enable-logging=stderr", "--virtual-time-budget=20000", *options, "--dump-dom",
          driven.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
@@ -357,9 +211,30 @@ def test_the_page_works_in_a_browser_in_light_and_dark(tmp_path):
         "environment frames", "hours since the start of the run",
     )  # fmt: skip
     assert light["empty"] == light["unlabelled"] == 0
+    assert (light["wider"], light["page_width"], light["dead"]) == ([], 0, [])
     dark = in_browser(page, "--blink-settings=preferredColorScheme=0")
     assert (light["paper"], light["ink"]) == ("rgb(255, 255, 255)", "#1d2330")
     assert (dark["paper"], dark["ink"]) == ("rgb(20, 23, 29)", "#e4e8f0")
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_page_with_much_to_say_is_no_wider_than_the_window(tmp_path):
+    for i in range(6):
+        run = write_run(tmp_path / "runs" / str(i), lr=f"a_long_name_of_a_setting_{i}" * 3, seed=i)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["algorithm"] |= {f"key_{j}": "x" * 30 + f" {i}" for j in range(8)}
+        config["algorithm"]["longest"] = "y" * 400
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    write_job(tmp_path / "runs", 0, state="failed", error="RuntimeError: " + "z" * 400)
+    jobs = [{"name": "x" * 200, "overrides": []}]
+    (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    write_population(tmp_path / "population")
+    page = tmp_path / "page.html"
+    main([str(tmp_path / "runs"), str(tmp_path / "population"), "--out", str(page)])
+    found = in_browser(page)
+    assert (found["errors"], found["wider"], found["page_width"], found["dead"]) == ([], [], 0, [])
+    assert found["empty"] == found["unlabelled"] == 0
 
 
 @pytest.mark.slow
@@ -369,7 +244,7 @@ def test_figures_are_exported(tmp_path):
     folder = tmp_path / "figures"
     main([str(tmp_path / "run"), "--out", str(tmp_path / "page.html"), "--figures", str(folder)])
     names = {path.stem for path in folder.iterdir()}
-    assert {"scores_of_tasks", "policy_lag", "task_pong_over_hours"} <= names
+    assert {"scores_of_tasks", "shares_lag_time", "task_pong_over_hours"} <= names
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
         assert "<svg" in (folder / f"{name}.svg").read_text()[:200], name

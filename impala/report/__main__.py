@@ -10,15 +10,22 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NoReturn
 
 from impala.report.workspace import save
-from impala.whole_file import write_whole
 
 NEEDS = ("plotly", "jinja2")
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, without the usage."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m impala.report", description=__doc__)
+    parser = Parser(prog="python -m impala.report", description=__doc__)
     parser.add_argument("directories", nargs="*", type=Path, metavar="RUN_OR_SWEEP_DIR")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
     parser.add_argument(
@@ -49,39 +56,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         parser.error(f"{', '.join(missing)} not installed: pip install -e '.[report]'")
 
-    from impala.report.comparison import parts
+    for option, path, is_folder in (
+        ("--out", options.out, False),
+        ("--figures", options.figures, True),
+    ):
+        if path is not None and (fault := unwritable(path, is_folder=is_folder)):
+            parser.error(f"{option}={path}: {fault}")
+
     from impala.report.export import NoBrowserError, export
-    from impala.report.figures import figures
-    from impala.report.page import Drawn, render
-    from impala.report.runs import find_runs
-    from suites.published import published
+    from impala.report.report import make
+    from impala.report.words import counted
 
     try:
-        runs, left_out = find_runs(options.directories)
+        runs, left_out, drawn = make(options.directories, options.out)
     except ValueError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out={options.out}: cannot be written: {error}")
     for text in left_out:
         print(f"left out: {text}", file=sys.stderr)
-    for run in runs:
-        if run.damaged_lines:
-            print(f"{run.directory}: {run.damaged_lines} damaged lines skipped", file=sys.stderr)
-    drawn = []
-    for part in parts(runs):
-        results = published(part.suite)
-        drawn.append(Drawn(part, results, figures(part, results)))
-        for difference in part.differs:
-            print(f"shown apart: {part.suite}, {difference}", file=sys.stderr)
-    text = render(drawn, left_out, options.out)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.out, text)
-    print(f"{len(runs)} runs in {options.out} ({options.out.stat().st_size / 1e6:.1f} MB)")
+    for each in drawn:
+        for difference in each.part.differs:
+            print(f"shown apart: {each.part.suite}, {difference}", file=sys.stderr)
+    size = options.out.stat().st_size / 1e6
+    print(f"{counted(len(runs), 'run')} in {options.out} ({size:.1f} MB)")
     if options.figures is not None:
         try:
-            written = export([(each.part, each.figures) for each in drawn], options.figures)
+            written = export([(each.part, each.all_figures) for each in drawn], options.figures)
         except NoBrowserError as error:
             parser.error(str(error))
-        print(f"{written} figures in {options.figures}")
+        except OSError as error:
+            parser.error(f"--figures={options.figures}: cannot be written: {error}")
+        print(f"{counted(written, 'figure')} in {options.figures}")
     return 0
+
+
+def unwritable(path: Path, *, is_folder: bool) -> str | None:
+    """Why a file, or files in a folder, cannot be written there; None if they can."""
+    folder = path if is_folder else path.parent
+    try:
+        if path.exists() and not (path.is_dir() if is_folder else path.is_file()):
+            return f"expected a {'directory' if is_folder else 'file'}, and it is none"
+        while not folder.exists():
+            folder = folder.parent
+        with TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"cannot write in {folder}: {error.strerror}"
 
 
 if __name__ == "__main__":

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from impala.report.runs import Evaluation, Run
+from impala.report.evaluations import SCORED_BY, Evaluation
+from impala.report.populations import Population
+from impala.report.runs import Run
 from suites.statistics import Aggregate, Scores, bootstrap, interval, middle
 
-SCORED_BY = ("random", "human", "protocol")  # of a provenance: runs that differ stand apart
 # What does not change what is learned. Runs that differ in nothing else are one run's seeds.
 BESIDE = (
     "seed", "mode", "resume", "loggers", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "videos", "restarts", "sweep", "choices.loggers",
 )  # fmt: skip
+TRAINING = "training, last 100 games a task"
 CURVE_POINTS = 80
 CURVE_RESAMPLES = 200
 
@@ -43,13 +46,22 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of one kind: training, or an evaluation. `tasks` are those all runs have finished."""
+    """Scores of one kind, `TRAINING` or an evaluation's.
+
+    tasks: those that all runs have finished.
+    """
 
     kind: str
     frames: tuple[int, int]  # least and most of the runs
     tasks: tuple[str, ...]
     scores: Scores  # [runs, tasks], human-normalised, per cent
     returns: Scores  # [runs, tasks], raw
+
+    @property
+    def span(self) -> str:
+        """The frames, in words."""
+        low, high = self.frames
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
     def estimate(self, aggregate: Aggregate) -> Estimate | None:
         """None where no task has been finished by all runs."""
@@ -67,7 +79,7 @@ class Group:
 
     def training(self, tasks: Sequence[str]) -> Result:
         points = [run.last for run in self.runs]
-        return _result("training", [int(p["frames"]) for p in points], points, tasks)
+        return result_of(TRAINING, [int(p["frames"]) for p in points], points, tasks)
 
     def evaluations(self, tasks: Sequence[str]) -> list[Result]:
         """Of each kind that all runs have, with each run's newest."""
@@ -76,7 +88,7 @@ class Group:
         ]
         kinds = [kind for kind in newest[0] if all(kind in of_run for of_run in newest)]
         return [
-            _result(
+            result_of(
                 kind,
                 [of_run[kind].frames for of_run in newest],
                 [of_run[kind].metrics for of_run in newest],
@@ -116,6 +128,13 @@ class Group:
         return Curve(grid[some], value, bounds[:, 0], bounds[:, 1])
 
 
+class Scored(NamedTuple):
+    """Of whom a result is: a group's label, or the best of a population."""
+
+    label: str
+    result: Result
+
+
 @dataclass(frozen=True)
 class Part:
     """Runs of one suite, under one protocol and one set of reference scores."""
@@ -130,6 +149,42 @@ class Part:
     @property
     def runs(self) -> list[Run]:
         return [run for group in self.groups for run in group.runs]
+
+    @cached_property
+    def measured(self) -> set[str]:
+        """Groups of metrics that a run has."""
+        points = (point for run in self.runs for point in run.points)
+        return {key.partition("/")[0] for point in points for key in point}
+
+
+def scored(part: Part, populations: Sequence[Population]) -> dict[str, list[Scored]]:
+    """All results by their kind, training first: only what is of one kind can be compared."""
+    found: dict[str, list[Scored]] = {}
+    for group in part.groups:
+        for result in (group.training(part.tasks), *group.evaluations(part.tasks)):
+            found.setdefault(result.kind, []).append(Scored(group.label, result))
+    for population in populations:
+        for result in best_results(population, part.tasks):
+            found.setdefault(result.kind, []).append(Scored(f"{population.name}, best", result))
+    return found
+
+
+def shown_first(of_kinds: Mapping[str, Sequence[Scored]]) -> str:
+    """The kind that says most of all: the newest evaluation that every run has, else training."""
+    everybody = len(of_kinds[TRAINING])
+    evaluations = [
+        (min(each.result.frames[0] for each in of_kind), kind)
+        for kind, of_kind in of_kinds.items()
+        if kind != TRAINING and len(of_kind) >= everybody
+    ]
+    newest = max((frames for frames, _ in evaluations), default=0)
+    return next((kind for frames, kind in evaluations if frames == newest), TRAINING)
+
+
+def best_results(population: Population, tasks: Sequence[str]) -> list[Result]:
+    """Of the evaluations of `best/`, the newest of each kind."""
+    newest = {evaluation.kind: evaluation for evaluation in population.evaluations}
+    return [result_of(kind, [e.frames], [e.metrics], tasks) for kind, e in newest.items()]
 
 
 def parts(runs: Sequence[Run]) -> list[Part]:
@@ -165,20 +220,20 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """
     found: dict[str, list[Run]] = {}
     for run in runs:
-        same = _member(run) or repr(sorted(learned_by(run).items()))
+        same = member_of(run) or repr(sorted(learned_by(run).items()))
         found.setdefault(same, []).append(run)
-    differing = differences([same[0] for same in found.values() if not _member(same[0])])
+    differing = differences([same[0] for same in found.values() if not member_of(same[0])])
     made = []
     for same in found.values():
         config = same[0].config
         words = [f"{_short(key)}={shown(config[key])}" for key in differing if key in config]
         chosen = f"{config.get('choices.algorithm', '')} {config.get('choices.network', '')}"
-        label = _member(same[0]) or ", ".join(words[:4]) or chosen.strip() or same[0].suite
+        label = member_of(same[0]) or ", ".join(words[:4]) or chosen.strip() or same[0].suite
         made.append(Group(label, same))
     return made
 
 
-def _member(run: Run) -> str | None:
+def member_of(run: Run) -> str | None:
     """Which one of which population, if it is of one."""
     number = run.config.get("population.member")
     return None if number is None else f"{run.directory.parent.name}, member {number}"
@@ -230,10 +285,15 @@ def _short(key: str) -> str:
     return key.removeprefix("choices.").removeprefix("algorithm.")
 
 
-def _result(
+def result_of(
     kind: str, frames: list[int], metrics: Sequence[dict[str, float]], tasks: Sequence[str]
 ) -> Result:
-    finished = [task for task in tasks if all(f"hns/{task}" in of_run for of_run in metrics)]
+    """metrics: of each run."""
+    finished = [
+        task
+        for task in tasks
+        if all({f"hns/{task}", f"return/{task}"} <= of_run.keys() for of_run in metrics)
+    ]
 
     def array(name: str) -> NDArray[np.float64]:
         rows = [[of_run[f"{name}/{task}"] for task in finished] for of_run in metrics]

@@ -17,7 +17,7 @@ WIDTH = 1000
 
 
 class NoBrowserError(RuntimeError):
-    """PNG and SVG cannot be drawn here; CSV files have been written."""
+    """PNG and SVG cannot be drawn here; whatever else was asked for has been written."""
 
 
 def export(drawn: Sequence[tuple[Part, Mapping[str, go.Figure]]], folder: Path) -> int:
@@ -25,31 +25,44 @@ def export(drawn: Sequence[tuple[Part, Mapping[str, go.Figure]]], folder: Path) 
 
     Returns how many there are. NoBrowserError, saying what to do, where there is no browser.
     """
-    figures: list[go.Figure] = []
-    stems: list[Path] = []
+    figures: dict[Path, go.Figure] = {}
     for number, (part, named) in enumerate(drawn, start=1):
         own = folder if len(drawn) == 1 else folder / f"{number}_{part.suite}"
         own.mkdir(parents=True, exist_ok=True)
         for name, figure in named.items():
-            figures.append(go.Figure(figure).update_layout(paper_bgcolor="white", width=WIDTH))
-            stems.append(own / name)
+            figures[own / name] = figure
             write_csv(figure, own / f"{name}.csv")
+    write_pictures(figures, ("png", "svg"))
+    return len(figures)
+
+
+def write_pictures(figures: Mapping[Path, go.Figure], suffixes: Sequence[str]) -> None:
+    """Each as a file of each suffix, by its path without one.
+
+    NoBrowserError, saying what to do, where there is no browser.
+    """
     if find_spec("kaleido") is None:
         raise NoBrowserError("PNG and SVG need kaleido: pip install -e '.[report]'")
-    from kaleido.errors import ChromeNotFoundError
+    from choreographer.channels import ChannelClosedError
+    from choreographer.errors import BrowserClosedError, BrowserFailedError
 
+    on_white = [
+        go.Figure(figure).update_layout(paper_bgcolor="white", width=WIDTH)
+        for figure in figures.values()
+    ]
     try:
-        for suffix in ("png", "svg"):
-            files: list[str | Path] = [stem.with_name(f"{stem.name}.{suffix}") for stem in stems]
-            plotly.io.write_images(figures, files)
-    except (ChromeNotFoundError, RuntimeError) as error:
-        if "Chrome" not in str(error):
+        for suffix in suffixes:
+            files: list[str | Path] = [stem.with_name(f"{stem.name}.{suffix}") for stem in figures]
+            plotly.io.write_images(on_white, files)
+    except (ChannelClosedError, RuntimeError) as error:
+        of_browser = ChannelClosedError | BrowserClosedError | BrowserFailedError
+        # Where there is none, Plotly raises a RuntimeError of its own.
+        if not isinstance(error, of_browser) and "Chrome" not in str(error):
             raise
         raise NoBrowserError(
-            "PNG and SVG are drawn by Chrome or Chromium, which is not found (CSV files are"
-            " written): install one, or name it in $BROWSER_PATH"
+            "PNG and SVG are drawn by Chrome or Chromium, which is not found or does not start:"
+            " install one, or name it in $BROWSER_PATH"
         ) from error
-    return len(figures)
 
 
 def write_csv(figure: go.Figure, path: Path) -> None:

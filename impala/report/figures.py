@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
-from impala.report.comparison import CURVE_RESAMPLES, Curve, Group, Part
+from impala.report.comparison import (
+    CURVE_RESAMPLES,
+    TRAINING,
+    Curve,
+    Group,
+    Part,
+    Scored,
+    scored,
+)
+from impala.report.drawing import COLOURS, blank, tasks_down
+from impala.report.populations import Population
+from impala.report.running_figures import shares_lag_time, time_split
 from suites.published import Published
 from suites.score import LIVE
 from suites.statistics import (
@@ -22,10 +33,6 @@ from suites.statistics import (
     performance_profile,
 )
 
-COLOURS = (
-    "#4285d6", "#e08a2e", "#3fa66b", "#b06fc9", "#d65a52", "#1fa3a3", "#c0a020", "#8c8c8c",
-    "#9a6a4f", "#d674a8",
-)  # fmt: skip
 SYMBOLS = ("diamond-open", "square-open", "triangle-up-open", "cross-open", "x-open",
            "star-open", "hexagon-open", "pentagon-open")  # fmt: skip
 LINEAR_BELOW = 10.0  # per cent: the symmetric-log axis is about linear up to here
@@ -37,11 +44,14 @@ X_AXES = {
 HNS = "human-normalised score, %"
 
 
-def figures(part: Part, published: Sequence[Published]) -> dict[str, go.Figure]:
+def figures(
+    part: Part, published: Sequence[Published], populations: Sequence[Population]
+) -> dict[str, go.Figure]:
     """By name, which is also a file's: scores, curves of aggregates and tasks, and the rest."""
     found = {}
     if len(part.tasks) > 1:
-        found["scores_of_tasks"] = scores_of_tasks(part, published)
+        for kind, of_kind in scored(part, populations).items():
+            found[bars_name(kind)] = scores_of_tasks(part, kind, of_kind, published)
         found |= aggregate_curves(part)
     for x, (unit, _, _) in X_AXES.items():
         for task in part.tasks:
@@ -49,11 +59,16 @@ def figures(part: Part, published: Sequence[Published]) -> dict[str, go.Figure]:
                 part.groups, [f"hns/{task}"], mean, x, f"score in {task}, %"
             )
     found["performance_profile"] = profiles(part)
-    found["frame_shares"] = per_task(part, "share", "share of the learner's frames, %", 100.0)
-    found["policy_lag"] = per_task(part, "lag", "policy lag, updates; bars reach to the 95th"
-                                   " percentile", 1.0, reaching="lag_p95")  # fmt: skip
+    found["shares_lag_time"] = shares_lag_time(part)
     found["time_split"] = time_split(part)
     return found
+
+
+def bars_name(kind: str) -> str:
+    """Of the figure of the scores of all tasks, of this kind."""
+    return "scores_of_tasks" + (
+        "" if kind == TRAINING else f"_in_{re.sub('[^a-z0-9]+', '_', kind)}"
+    )
 
 
 def aggregate_curves(part: Part) -> dict[str, go.Figure]:
@@ -76,14 +91,21 @@ def symlog(values: Scores) -> Scores:
     return np.sign(values) * np.log10(1.0 + np.abs(values) / LINEAR_BELOW)
 
 
-def scores_of_tasks(part: Part, published: Sequence[Published]) -> go.Figure:
-    """Bars of the first group, marks of the others and of published results; sorted."""
-    results = [group.training(part.tasks) for group in part.groups]
-    first = dict(zip(results[0].tasks, results[0].scores.mean(0), strict=True))
+def scores_of_tasks(
+    part: Part, kind: str, of_kind: Sequence[Scored], published: Sequence[Published]
+) -> go.Figure:
+    """Bars of the first, marks of the others and of published results; sorted.
+
+    All but the published are of one kind, which the axis names.
+    """
+    result = of_kind[0].result
+    first = dict(zip(result.tasks, result.scores.mean(0), strict=True))
     order = sorted(part.tasks, key=lambda task: first.get(task, -math.inf))
-    figure = _figure(height=130 + 19 * max(len(order), 4))
-    for index, (group, result) in enumerate(zip(part.groups, results, strict=True)):
-        style = {"color": COLOURS[index % len(COLOURS)]}
+    figure = blank(height=130 + 19 * max(len(order), 4))
+    labels = [group.label for group in part.groups]
+    for index, (label, result) in enumerate(of_kind):
+        place = labels.index(label) if label in labels else len(labels) + index
+        style = {"color": COLOURS[place % len(COLOURS)]}
         y, values = list(result.tasks), result.scores.mean(0)
         bounds = [interval(mean, result.scores[:, [i]]) or (v, v) for i, v in enumerate(values)]
         low, high = np.array(bounds).reshape(-1, 2).T
@@ -93,13 +115,14 @@ def scores_of_tasks(part: Part, published: Sequence[Published]) -> go.Figure:
             "array": symlog(high) - symlog(values),
             "arrayminus": symlog(values) - symlog(low),
             "thickness": 1,
-            "visible": len(group.runs) > 1,
+            "visible": len(result.scores) > 1,
         }
         text = [
             f"{task}: {v:,.1f} %" + (f" ({a:,.1f} to {b:,.1f})" if a < b else "")
             for task, v, a, b in zip(y, values, low, high, strict=True)
         ]
-        common = {"x": symlog(values), "y": y, "name": group.label, "hovertext": text,
+        name = label if result.kind == TRAINING else f"{label}, after {result.span} frames"
+        common = {"x": symlog(values), "y": y, "name": name, "hovertext": text,
                   "hoverinfo": "text+name", "error_x": error}  # fmt: skip
         if index == 0:
             figure.add_bar(**common, orientation="h", marker=style, opacity=0.6)
@@ -121,18 +144,15 @@ def scores_of_tasks(part: Part, published: Sequence[Published]) -> go.Figure:
             hoverinfo="text+name",
             visible=True if "IMPALA" in each.source else "legendonly",
         )
-    figure.add_vline(x=float(symlog(np.array(100.0))), line={"dash": "dash", "width": 1.2})
-    figure.add_annotation(
-        x=float(symlog(np.array(100.0))), y=1.0, yref="paper", yanchor="bottom", text="human",
-        showarrow=False,
-    )  # fmt: skip
+    _add_human(figure)
     ticks = np.array(TICKS, np.float64)
     figure.update_xaxes(
-        title=f"{HNS}, symmetric-log axis",
+        title=f"{HNS}, symmetric-log axis<br>{kind}",
+        automargin=True,
         tickvals=symlog(ticks),
         ticktext=[f"{t:,}" for t in TICKS],
     )
-    _tasks_down(figure, order)
+    tasks_down(figure, order)
     return figure
 
 
@@ -144,7 +164,7 @@ def curves(
     title: str,
 ) -> go.Figure:
     _, scale, x_title = X_AXES[x]
-    figure = _figure(height=380)
+    figure = blank(height=380)
     for index, group in enumerate(groups):
         curve = group.curve(keys, aggregate, x)
         if curve is None:
@@ -173,7 +193,7 @@ def curves(
 def profiles(part: Part) -> go.Figure:
     """Share of runs and tasks above each score, with bands over seeds."""
     grid = np.concatenate([-np.geomspace(100, 1, 15), [0], np.geomspace(1, 10_000, 60)])
-    figure = _figure(height=380)
+    figure = blank(height=380)
     for index, group in enumerate(part.groups):
         scores = group.training(part.tasks).scores
         if not scores.size:
@@ -196,62 +216,17 @@ def profiles(part: Part) -> go.Figure:
             line={"color": colour, "width": 2, "shape": "hv"},
         )
     ticks = np.array(TICKS, np.float64)
-    figure.add_vline(x=float(symlog(np.array(100.0))), line={"dash": "dash", "width": 1.2})
+    _add_human(figure)
     figure.update_xaxes(title=f"{HNS}, symmetric-log axis", tickvals=symlog(ticks),
                         ticktext=[f"{t:,}" for t in TICKS])  # fmt: skip
     figure.update_yaxes(title="runs and tasks above it, %", range=[0, 101])
     return figure
 
 
-def per_task(
-    part: Part, key: str, title: str, scale: float, *, reaching: str | None = None
-) -> go.Figure:
-    """Marks of a metric's mean over the points of all runs, tasks in the suite's order."""
-    figure = _figure(height=110 + 19 * max(len(part.tasks), 4))
-    for index, group in enumerate(part.groups):
-        values = scale * np.array([group.mean_of(f"{key}/{task}") for task in part.tasks])
-        error = None
-        if reaching is not None:
-            ends = np.array([group.mean_of(f"{reaching}/{task}") for task in part.tasks])
-            error = {"type": "data", "symmetric": False, "array": ends - values,
-                     "arrayminus": np.zeros(len(ends)), "thickness": 1}  # fmt: skip
-        figure.add_scatter(
-            x=values, y=list(part.tasks), name=group.label, mode="markers", error_x=error,
-            marker={"color": COLOURS[index % len(COLOURS)], "size": 7},
-        )  # fmt: skip
-    figure.update_xaxes(title=title, rangemode="tozero")
-    _tasks_down(figure, part.tasks[::-1])
-    return figure
-
-
-def time_split(part: Part) -> go.Figure:
-    """Where the time of learner (left) and actors (right) goes, means over the run."""
-    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04)
-    keys = sorted({key for run in part.runs for p in run.points for key in p if "time/" in key})
-    labels = [group.label for group in part.groups]
-    for index, key in enumerate(keys):
-        actor = key.startswith("time/actor_")
-        figure.add_bar(
-            x=[100 * group.mean_of(key) for group in part.groups],
-            y=labels,
-            orientation="h",
-            name=key.removeprefix("time/").replace("_", " "),
-            marker={"color": COLOURS[index % len(COLOURS)]},
-            row=1,
-            col=2 if actor else 1,
-        )
-    figure.update_layout(_figure(height=150 + 28 * len(labels)).layout)
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="time, %", range=[0, 101])
-    figure.update_yaxes(automargin=True)
-    return figure
-
-
-def _tasks_down(figure: go.Figure, upwards: Sequence[str]) -> None:
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=upwards, range=[-0.8, len(upwards) - 0.2], dtick=1,
-        automargin=True,
-    )  # fmt: skip
+def _add_human(figure: go.Figure) -> None:
+    x = float(symlog(np.array(100.0)))
+    figure.add_vline(x=x, line={"dash": "dash", "width": 1.2})
+    figure.add_annotation(x=x, y=1.0, yref="paper", yanchor="bottom", text="human", showarrow=False)
 
 
 def _add_band(figure: go.Figure, curve: Curve, scale: float, colour: str, label: str) -> None:
@@ -269,29 +244,6 @@ def _add_band(figure: go.Figure, curve: Curve, scale: float, colour: str, label:
         name=f"{label}, 95 % over seeds",
         showlegend=False,
         hoverinfo="skip",
-    )
-
-
-def _figure(*, height: int) -> go.Figure:
-    return go.Figure(
-        layout={
-            "template": "none",
-            "height": height,
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "hovermode": "closest",
-            "font": {"family": "system-ui, sans-serif", "size": 13},
-            "xaxis": {
-                "gridcolor": "rgba(128,128,128,0.25)",
-                "zerolinecolor": "rgba(128,128,128,0.6)",
-            },
-            "yaxis": {
-                "gridcolor": "rgba(128,128,128,0.25)",
-                "zerolinecolor": "rgba(128,128,128,0.6)",
-            },
-        }
     )
 
 

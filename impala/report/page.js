@@ -37,7 +37,7 @@ document.querySelectorAll(".choose").forEach((choice) => {
     const place = document.getElementById(choice.dataset.of);
     const [name, unit] = place.dataset.figure.split("_over_");
     const chosen = choice.dataset.role === "name" ? [choice.value, unit] : [name, choice.value];
-    place.dataset.figure = chosen.join("_over_");
+    place.dataset.figure = chosen.filter(Boolean).join("_over_");
     draw(place);
   });
 });

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
@@ -15,45 +14,66 @@ import jinja2
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from impala.report import task_table
 from impala.report.comparison import (
+    TRAINING,
     Estimate,
     Group,
     Part,
-    Result,
+    Scored,
     common_folder,
     differences,
+    member_of,
+    scored,
     shown,
+    shown_first,
 )
+from impala.report.figures import bars_name
+from impala.report.population_section import section
+from impala.report.populations import Population
 from impala.report.runs import Run
+from impala.report.sweeps import Sweep
+from impala.report.words import UNKNOWN, counted, per_cent
 from suites.published import Published
 from suites.score import LIVE
 from suites.statistics import (
     AGGREGATES,
     improvement_interval,
-    interval,
-    mean,
     probability_of_improvement,
 )
 
-UNKNOWN = "\N{EN DASH}"
 VIDEO_BYTES = 3_000_000  # of videos that go into a page; further ones are linked
 COMPARED_GROUPS = 12  # pairs of more are not compared with each other
 
 
 class Drawn(NamedTuple):
-    """A part with what was published for its suite and its figures."""
+    """A part and its figures, what was published for its suite, and its populations with theirs."""
 
     part: Part
     published: list[Published]
+    populations: list[tuple[Population, dict[str, go.Figure]]]
     figures: dict[str, go.Figure]
 
+    @property
+    def all_figures(self) -> dict[str, go.Figure]:
+        """By name; those of a second population have its place before it."""
+        own = {
+            f"{i}_{name}" if i else name: figure
+            for i, (_, of_it) in enumerate(self.populations)
+            for name, figure in of_it.items()
+        }
+        return own | self.figures
 
-def render(drawn: Sequence[Drawn], left_out: Sequence[str], out: Path) -> str:
+
+def render(
+    drawn: Sequence[Drawn], sweeps: Sequence[Sweep], left_out: Sequence[str], out: Path
+) -> str:
     """The page's text; `out` is where it will be, for links to videos that are too large."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("impala.report", "."), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
+    environment.globals["counted"] = counted
     files = resources.files("impala.report")
     runs = [run for each in drawn for run in each.part.runs]
     room = [VIDEO_BYTES]
@@ -64,17 +84,32 @@ def render(drawn: Sequence[Drawn], left_out: Sequence[str], out: Path) -> str:
         folder="/".join(common_folder(runs).parts[-2:]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         parts=[_part(f"part{i}", each, out, room) for i, each in enumerate(drawn)],
-        left_out=[*left_out, *(text for run in runs for text in run.damaged_files)],
-        damaged_lines=sum(run.damaged_lines for run in runs),
-        human=any(each.published for each in drawn),
+        places={str(run.directory): f"run{i}" for i, run in enumerate(runs)},
+        sweeps=[_sweep(sweep) for sweep in sweeps],
+        left_out=left_out,
     )
 
 
+def _sweep(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "name": sweep.name,
+        "words": sweep.in_words,
+        "open": bool(sweep.failures),
+        "jobs": [
+            (job.number, job.name, job.state,
+             UNKNOWN if job.score is None else per_cent(job.score), job.error)
+            for job in sweep.jobs
+        ],
+    }  # fmt: skip
+
+
 def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]:
-    part, published, figures = drawn
-    results = [(g, [g.training(part.tasks), *g.evaluations(part.tasks)]) for g in part.groups]
+    part = drawn.part
+    of_kinds = scored(part, [population for population, _ in drawn.populations])
     # Plotly escapes < and >, so that no name in it ends a script element.
-    figure_json = {key: figure.to_json() for key, figure in figures.items()}
+    figure_json = {key: figure.to_json() for key, figure in drawn.all_figures.items()}
+    cards = [(_card(part, group), member_of(group.runs[0])) for group in part.groups]
+    percentiles = [name for name in AGGREGATES if name.startswith("percentile_")]
     return {
         "id": name,
         "suite": part.suite,
@@ -82,14 +117,21 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
         "tasks": part.tasks,
         "differs": part.differs,
         "provenance": part.provenance,
-        "cards": [_card(part, group, of_group) for group, of_group in results],
-        "aggregates": list(AGGREGATES),
+        "populations": [
+            section(population, part.headline, part.tasks) for population, _ in drawn.populations
+        ],
+        "cards": [card for card, member in cards if not member],
+        "member_cards": [card for card, member in cards if member],
+        "aggregates": [name for name in AGGREGATES if name not in percentiles],
+        "percentiles": percentiles,
         "live": LIVE,
-        "rows": [_aggregate_row(group, r) for group, of_group in results for r in of_group],
-        "published": [_published_row(each) for each in published],
+        "rows": [_aggregate_row(each, part) for each in _by_label(of_kinds)],
+        "published": [_published_row(each) for each in drawn.published],
+        "bars": _bars(of_kinds),
         "figures": figure_json,
         "improvement": _improvement(part),
-        "task_rows": [row for group in part.groups for row in _task_rows(part, group)],
+        "task_head": task_table.head(part),
+        "task_rows": [row for group in part.groups for row in task_table.rows(part, group)],
         "runs": [_run_row(group, run) for group in part.groups for run in group.runs],
         "labels": [group.label for group in part.groups],
         "differences": [
@@ -104,32 +146,56 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
     }
 
 
-def _card(part: Part, group: Group, results: Sequence[Result]) -> dict[str, Any]:
-    training = results[0]
-    done = len(training.tasks)
+def _card(part: Part, group: Group) -> dict[str, Any]:
+    training, aggregate = group.training(part.tasks), AGGREGATES[part.headline]
+    estimate, done = training.estimate(aggregate), len(training.tasks)
     return {
         "label": group.label,
-        "score": _estimate(training.estimate(AGGREGATES[part.headline]), with_interval=False),
-        "interval": _interval(training.estimate(AGGREGATES[part.headline]), len(group.runs)),
-        "coverage": f"{done} of {len(part.tasks)} tasks",
+        "score": None if estimate is None else per_cent(estimate.value),
+        "interval": _interval(estimate, len(group.runs)),
+        "coverage": f"{done} of {counted(len(part.tasks), 'task')}"
+        f" ({100 * done / len(part.tasks):.0f} %)",
         "incomplete": done < len(part.tasks),
-        "frames": _span(training.frames),
+        "frames": training.span,
         "uneven": training.frames[1] > 1.05 * training.frames[0],
         "evaluations": [
-            (r.kind, _span(r.frames), _estimate(r.estimate(AGGREGATES[part.headline])))
-            for r in results[1:]
+            (result.kind, result.span, _estimate(of_it))
+            for result in group.evaluations(part.tasks)
+            if (of_it := result.estimate(aggregate))
         ],
     }
 
 
-def _aggregate_row(group: Group, result: Result) -> dict[str, Any]:
+def _by_label(of_kinds: Mapping[str, Sequence[Scored]]) -> list[Scored]:
+    """What is of the same runs one below the other."""
+    labels = dict.fromkeys(each.label for of_kind in of_kinds.values() for each in of_kind)
+    everything = [each for of_kind in of_kinds.values() for each in of_kind]
+    return [each for label in labels for each in everything if each.label == label]
+
+
+def _bars(of_kinds: Mapping[str, Sequence[Scored]]) -> list[tuple[str, str]]:
+    """Name of the figure and what it shows, first what is shown at first."""
+    first, everybody = shown_first(of_kinds), len(of_kinds[TRAINING])
+    return [
+        (
+            bars_name(kind),
+            kind if len(of_kinds[kind]) >= everybody else f"{kind} (not of every run)",
+        )
+        for kind in sorted(of_kinds, key=lambda kind: kind != first)
+    ]
+
+
+def _aggregate_row(scored: Scored, part: Part) -> dict[str, Any]:
+    result = scored.result
     return {
-        "label": group.label,
+        "label": scored.label,
         "kind": result.kind,
-        "frames": _span(result.frames),
-        "seeds": len(group.runs),
-        "tasks": len(result.tasks),
-        "cells": [_estimate(result.estimate(each), name) for name, each in AGGREGATES.items()],
+        "frames": result.span,
+        "seeds": len(result.scores),
+        "tasks": f"{len(result.tasks)} of {counted(len(part.tasks), 'task')}",
+        "cells": {
+            name: _estimate(result.estimate(each), name) for name, each in AGGREGATES.items()
+        },
     }
 
 
@@ -140,7 +206,7 @@ def _published_row(published: Published) -> dict[str, Any]:
         "source": published.source,
         "random": published.random,
         "note": published.note,
-        "cells": [_number(published.aggregate(name), name) for name in AGGREGATES],
+        "cells": {name: _number(published.aggregate(name), name) for name in AGGREGATES},
     }
 
 
@@ -161,35 +227,6 @@ def _improvement(part: Part) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _task_rows(part: Part, group: Group) -> list[list[Any]]:
-    """Of the table of tasks: task, group, then numbers or None."""
-    training = group.training(part.tasks)
-    evaluated = group.evaluations(part.tasks)
-    rows = []
-    for task in part.tasks:
-        row: list[Any] = [task, group.label]
-        if task in training.tasks:
-            scores = training.scores[:, [training.tasks.index(task)]]
-            returns = training.returns[:, training.tasks.index(task)]
-            low, high = interval(mean, scores) or (None, None)
-            row += [float(returns.mean()), float(scores.mean()), low, high]
-        else:
-            row += [None] * 4
-        newest = evaluated[-1] if evaluated else None
-        if newest is not None and task in newest.tasks:
-            row.append(float(newest.scores[:, newest.tasks.index(task)].mean()))
-        else:
-            row.append(None)
-        games = [run.summary.get("games", {}).get(task) for run in group.runs]
-        row.append(None if None in games else sum(filter(None, games)))
-        row += [
-            _finite(group.mean_of(f"{key}/{task}") * scale)
-            for key, scale in (("length", 1), ("share", 100), ("lag", 1), ("lag_p95", 1))
-        ]
-        rows.append(row)
-    return rows
-
-
 def _run_row(group: Group, run: Run) -> dict[str, Any]:
     rates = [point["rate/frames_per_s"] for point in run.points if "rate/frames_per_s" in point]
     return {
@@ -201,15 +238,15 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
         "frames": f"{int(run.last['frames']):,}",
         "hours": f"{run.last['time_s'] / 3600:.2f}",
         "rate": f"{sum(rates) / len(rates):,.0f}" if rates else UNKNOWN,
-        "restarts": sum(run.summary.get("restarts", {}).values()),
-        "aborted": sum(run.summary.get("aborted", {}).values()),
-        "skipped": run.summary.get("updates_skipped", 0),
+        "restarts": _total(run.summary.get("restarts")),
+        "aborted": _total(run.summary.get("aborted")),
+        "skipped": run.summary.get("updates_skipped") or 0,
         "damaged": run.damaged_lines,
         "commit": (run.summary.get("commit") or UNKNOWN)[:12],
-        "machine": run.summary.get("machine", UNKNOWN),
+        "machine": run.summary.get("machine") or UNKNOWN,
         "engine": run.provenance.get("engine", UNKNOWN),
         "evaluations": [
-            (e.kind, f"{e.frames:,}", e.seed, _number(e.metrics[f"score/{run.headline}"], ""),
+            (e.kind, f"{e.frames:,}", e.seed, per_cent(e.metrics[f"score/{run.headline}"]),
              sorted(e.provenance.items()))
             for e in run.evaluations
         ],
@@ -229,11 +266,15 @@ def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any]:
     return {"title": title, "source": source, "embedded": embedded}
 
 
-def _estimate(estimate: Estimate | None, name: str = "", *, with_interval: bool = True) -> str:
+def _total(counts: dict[str, int] | None) -> int:
+    return sum((counts or {}).values())
+
+
+def _estimate(estimate: Estimate | None, name: str = "") -> str:
     if estimate is None:
         return UNKNOWN
     text = _number(estimate.value, name)
-    if with_interval and estimate.interval:
+    if estimate.interval:
         low, high = (_number(bound, name) for bound in estimate.interval)
         text += f" ({low} to {high})"
     return text
@@ -244,20 +285,10 @@ def _interval(estimate: Estimate | None, seeds: int) -> str:
         return "no task has a finished game in every run yet"
     if estimate.interval is None:
         return "one seed: no interval"
-    low, high = (_number(bound, "") for bound in estimate.interval)
-    return f"95 % interval over {seeds} seeds: {low} to {high}"
+    low, high = map(per_cent, estimate.interval)
+    return f"95 % interval over {counted(seeds, 'seed')}: {low} to {high}"
 
 
 def _number(value: float, name: str) -> str:
-    """Per cent with one digit; `above_human` counts tasks."""
-    digits = 0 if name == "above_human" else 1
-    return f"{round(value, digits) + 0.0:,.{digits}f}"  # + 0.0: no -0.0
-
-
-def _span(frames: tuple[int, int]) -> str:
-    low, high = frames
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    """Per cent; `above_human` counts tasks."""
+    return f"{value:,.0f}" if name == "above_human" else per_cent(value)

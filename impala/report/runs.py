@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
+from impala.report.checked_json import (
+    named,
+    names,
+    number,
+    numbers,
+    read_or_name,
+    text,
+    texts,
+    whole,
+)
+from impala.report.evaluations import Evaluation, read_evaluations
+from suites.statistics import AGGREGATES
+
 MAX_POINTS = 500  # kept of a run's metrics, evenly spaced, and the last
-GROUPS = ("score", "hns", "return", "length", "share", "lag", "lag_p95", "time", "rate")
+GROUPS = ("score", "hns", "return", "length", "share", "lag", "lag_p95", "time", "rate", "step_s")
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A checkpoint's games on the test levels: `evaluation/<frames>.json`."""
+def _an_aggregate(value: Any) -> bool:
+    """the name of an aggregate"""
+    return isinstance(value, str) and value in AGGREGATES
 
-    path: Path
-    frames: int
-    games_per_task: int
-    greedy: bool
-    seed: int
-    metrics: dict[str, float]  # as `Scoreboard.metrics`
-    provenance: dict[str, str]
 
-    @property
-    def kind(self) -> str:
-        """Evaluations of different kinds are never in one number."""
-        actions = "likeliest actions" if self.greedy else "drawn actions"
-        return f"evaluation, {self.games_per_task} games, {actions}"
+ABOUT = {"suite": text, "headline": _an_aggregate, "tasks": names, "provenance": texts}
+
+
+class Metrics(NamedTuple):
+    """points: of `metrics.jsonl`, thinned out; damaged_lines were skipped, the first of them for
+    the reason `damage`."""
+
+    points: list[dict[str, float]]
+    damaged_lines: int
+    damage: str
 
 
 @dataclass(frozen=True)
 class Run:
     """points: those of `metrics.jsonl`, thinned out; in order, with `frames` and `time_s`.
     damaged_lines: of `metrics.jsonl`, half written by a run that goes on or was killed.
-    damaged_files: that could not be read, with the reason.
+    damaged_files: that could not be used, with the reason.
     """
 
     directory: Path
@@ -80,19 +92,24 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     directories = {
         config.parent.resolve(): None
         for path in paths
-        for config in sorted(path.resolve().rglob("config.yaml"))
+        for config in sorted(path.resolve().rglob("config.yaml"), key=_in_order)
         if config.parent.name != ".hydra" and not _is_best_of_population(config.parent)
     }
     runs, left_out = [], []
     for directory in directories:
         try:
             runs.append(read_run(directory))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             left_out.append(f"{directory}: {error}")
     if not runs:
         found = "; ".join(left_out) or "no directory in it has a config.yaml"
         raise ValueError(f"no run to report on in {', '.join(map(str, paths))}: {found}")
     return runs, left_out
+
+
+def _in_order(path: Path) -> list[tuple[bool, int, str]]:
+    """2 before 10, and both before words."""
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in path.parts]
 
 
 def _is_best_of_population(directory: Path) -> bool:
@@ -102,71 +119,78 @@ def _is_best_of_population(directory: Path) -> bool:
 
 def read_run(directory: Path) -> Run:
     """ValueError, saying why, if there is nothing to show."""
-    points, damaged_lines = read_metrics(directory / "metrics.jsonl")
-    if not points:
+    config = _config(directory / "config.yaml")
+    metrics = read_metrics(directory / "metrics.jsonl")
+    if not metrics.points:
+        lines = "its only line" if metrics.damaged_lines == 1 else f"{metrics.damaged_lines} lines"
         raise ValueError(
-            f"none of {damaged_lines} lines of metrics.jsonl can be read"
-            if damaged_lines
+            f"metrics.jsonl: nothing of {lines} can be read ({metrics.damage})"
+            if metrics.damaged_lines
             else "metrics.jsonl has no point yet"
         )
     damaged: list[str] = []
-    summary = _json(directory / "summary.json", damaged) or {}
-    about = _json(directory / "suite.json", damaged) or summary
-    try:
-        config = yaml.safe_load((directory / "config.yaml").read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"config.yaml cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError("config.yaml holds no configuration")
-    evaluations = [
-        Evaluation(
-            path=path,
-            frames=report["frames"],
-            games_per_task=report["games_per_task"],
-            greedy=report["greedy"],
-            seed=report["seed"],
-            metrics=report["metrics"],
-            provenance=report["provenance"],
+    if metrics.damaged_lines:
+        lines = "line is" if metrics.damaged_lines == 1 else "lines are"
+        damaged.append(
+            f"{directory / 'metrics.jsonl'}: {metrics.damaged_lines} {lines} damaged"
+            f" ({metrics.damage})"
         )
-        for path in sorted((directory / "evaluation").glob("*.json"))
-        if (report := _json(path, damaged))
-    ]
+    summary = read_or_name(
+        directory / "summary.json",
+        damaged,
+        {"status": text, "frames": whole},
+        {"games": numbers, "restarts": numbers, "aborted": numbers, "updates_skipped": number,
+         "commit": text, "machine": text} | ABOUT,
+    ) or {}  # fmt: skip
+    about = read_or_name(directory / "suite.json", damaged, {}, ABOUT) or summary
+    points = metrics.points
     keys = {key for point in points for key in point}
     played = sorted(key.partition("/")[2] for key in keys if key.startswith("share/"))
+    tasks = tuple(about.get("tasks") or played)
+    suite = about.get("suite") or flat(config).get("choices.suite")
+    if not tasks or not isinstance(suite, str):
+        raise ValueError("neither suite.json nor anything else says what it plays")
+    headline = about.get("headline") or "median"
+    provenance = about.get("provenance") or _from_config(config)
     return Run(
         directory=directory,
-        suite=about.get("suite") or config["choices"]["suite"],
-        headline=about.get("headline", "median"),
-        tasks=tuple(about.get("tasks", played)),
-        provenance=about.get("provenance") or _from_config(config),
+        suite=suite,
+        headline=headline,
+        tasks=tasks,
+        provenance=provenance,
         config=flat(config),
         points=points,
         summary=summary,
-        evaluations=sorted(evaluations, key=lambda evaluation: evaluation.frames),
-        videos=sorted((directory / "evaluation").glob("**/*.mp4")),
-        damaged_lines=damaged_lines,
+        evaluations=read_evaluations(directory, suite, headline, provenance, damaged),
+        videos=[p for p in sorted((directory / "evaluation").glob("**/*.mp4")) if _readable(p)],
+        damaged_lines=metrics.damaged_lines,
         damaged_files=damaged,
     )
 
 
-def read_metrics(path: Path) -> tuple[list[dict[str, float]], int]:
-    """At most twice `MAX_POINTS` points, and how many lines were skipped as damaged."""
+def read_metrics(path: Path) -> Metrics:
+    """At most twice `MAX_POINTS` points, and the last. OSError if it is there and no file."""
     points: list[dict[str, float]] = []
-    stride, number, damaged = 1, 0, 0
+    stride, kept, damaged, damage = 1, 0, 0, ""
     last: dict[str, float] | None = None
-    for point in _lines(path):
-        if point is None:
+    for line_number, line in enumerate(_lines(path), start=1):
+        try:
+            point = _point(line)
+            if last is not None and point["frames"] < last["frames"]:
+                raise ValueError("frames went back")
+        except ValueError as error:
             damaged += 1
+            damage = damage or f"line {line_number}: {error}"
             continue
         last = point
-        if number % stride == 0:
+        if kept % stride == 0:
             points.append(point)
             if len(points) == 2 * MAX_POINTS:
                 points, stride = points[::2], stride * 2
-        number += 1
+        kept += 1
     if last is not None and points[-1] is not last:
         points.append(last)
-    return points, damaged
+    return Metrics(points, damaged, damage)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -180,37 +204,53 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, float] | None]:
-    """Each line's point with the keys of `GROUPS`; None where it is damaged."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                point = json.loads(line)
-                frames, time_s = point["frames"], point["time_s"]
-            except (ValueError, KeyError, TypeError):
-                yield None
-                continue
-            numbers = {
-                key: value
-                for key, value in point.items()
-                if key.partition("/")[0] in GROUPS and value is not None
-            }
-            yield {"frames": frames, "time_s": time_s, **numbers}
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as file:
+            yield from file
 
 
-def _json(path: Path, damaged: list[str]) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+def _point(line: bytes) -> dict[str, float]:
+    """A line's point with the keys of `GROUPS`. ValueError where it is damaged."""
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        damaged.append(f"{path}: {error}")
-        return None
+        point = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("half written or no JSON") from error
+    if not isinstance(point, dict):
+        raise ValueError(f"{named(point)}, expected an object")
+    numbers = {
+        key: value
+        for key, value in point.items()
+        if key.partition("/")[0] in GROUPS and value is not None
+    }
+    for key in ("frames", "time_s"):
+        if key not in point:
+            raise ValueError(f"has no {key}")
+        numbers[key] = point[key]
+    for key, value in numbers.items():
+        if not number(value):
+            raise ValueError(f"{key} is {named(value)}, expected {number.__doc__}")
+    return numbers
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"config.yaml cannot be read: {said}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"config.yaml holds {named(config)}, expected keys and values")
+    return config
+
+
+def _readable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK)
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, str]:
     """What stands for the protocol of a run that has not said it: an older one, still running."""
-    settings = sorted(flat(config["suite"]).items())
-    return {"protocol": ", ".join(f"{key}={value}" for key, value in settings)}
+    settings = sorted(flat({"suite": config.get("suite")}).items())
+    return {
+        "protocol": ", ".join(f"{key.removeprefix('suite.')}={value}" for key, value in settings)
+    }
