@@ -40,6 +40,7 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
+from impala.children import StopRequests
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.cores import available_cores
 from impala.evaluation.beside_training import BesideTraining
@@ -146,7 +147,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
-    metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    metrics_file = JsonLines(  # cut before loggers read it
+        run_dir / "metrics.jsonl", frames, state.get("points") if state else None
+    )
     evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
@@ -438,6 +441,9 @@ def pick_autocast(choice: bool | str, device: torch.device) -> bool:
 
 
 if __name__ == "__main__":
+    stop_requests = StopRequests()
     for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(
+            number, lambda number, _: sys.exit(128 + number) if stop_requests.is_new() else None
+        )
     command_line.run(main)

@@ -15,6 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from impala.whole_file import naming
+
 
 def new_run_dir(resume: str | int | None, parent: str, seed: int) -> str:
     """The directory to run in: the resumed one, or one made here, that no other run can have."""
@@ -63,9 +65,10 @@ def claimed(run_dir: Path) -> IO[str]:
         owner = file.read().strip() or "another program"
         file.close()
         raise ValueError(f"{shown(run_dir)} is being trained by {owner}: stop that first") from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
-    file.flush()
+    with naming(run_dir / ".lock"):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+        file.flush()
     return file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -14,8 +15,28 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEATED_S = 1.0  # within which another signal is the same request, delivered again
 DEATH_S = 10.0  # that processes may take to end with their parent
 _PARENT = "IMPALA_PARENT"  # variable of the environment, which a child has from the first moment
+
+
+class StopRequests:
+    """Tells a further request to stop from another delivery of the same one.
+
+    Some supervisors send their signal twice within milliseconds, and what a terminal sends to all
+    processes a launcher may pass on as well.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = -math.inf
+
+    def is_new(self) -> bool:
+        """To be asked at each signal."""
+        now_s = time.monotonic()
+        if now_s - self._since_s < REPEATED_S:
+            return False
+        self._since_s = now_s
+        return True
 
 
 @contextmanager

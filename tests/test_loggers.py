@@ -88,11 +88,11 @@ def test_resume_cuts_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Pa
 def test_a_torn_line_is_repaired_where_nothing_else_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"frames": 10}\n{"frames": 2')
-    assert truncate_after(path, frames=100) == 10
+    assert truncate_after(path, frames=100) == (1, 10)
     assert path.read_text() == '{"frames": 10}\n'
     path.write_text('{"frames": 10}\n{"frames": 20}')  # as good as whole, but the next line?
-    assert truncate_after(path, frames=100) == 10
-    assert truncate_after(path, frames=100) == 10
+    assert truncate_after(path, frames=100) == (1, 10)
+    assert truncate_after(path, frames=100) == (1, 10)
     assert path.read_text() == '{"frames": 10}\n'
     assert list(tmp_path.iterdir()) == [path]
 
