@@ -40,8 +40,8 @@ import command_line
 from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
-from impala.children import StopRequests
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
+from impala.children import StopRequests
 from impala.cores import available_cores
 from impala.evaluation.beside_training import BesideTraining
 from impala.evaluation.evaluation import Evaluation

@@ -443,7 +443,7 @@ class Experiment:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the loop at a point where the weights are whole; again: at once."""
+        """SIGINT and SIGTERM end the loop where the weights are whole; a second one at once."""
         requests = StopRequests()
 
         def handle(number: int, frame: object) -> None:
