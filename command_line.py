@@ -140,6 +140,11 @@ def reporting(run_dir: Path, mode: str) -> Iterator[None]:
     """While a run runs: its log says how it failed, and how to go on."""
     try:
         yield
+    except UsageError as error:
+        if is_job_of_sweep():
+            raise
+        print(f"launch.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         log.exception("the run failed")
         if mode == "train" and (run_dir / "checkpoints" / "last.pt").exists():

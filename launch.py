@@ -44,7 +44,7 @@ from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.children import StopRequests
 from impala.cores import available_cores
 from impala.evaluation.beside_training import BesideTraining
-from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluation import Evaluation, EvaluationBusy
 from impala.evaluation.evaluator import evaluate
 from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
@@ -239,19 +239,24 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     suite: Suite = instantiate(cfg.suite)
     suite.check()
     agent = build_agent(cfg, suite)
+    lock = claimed(run_dir, "evaluated")
     state = Checkpoints(run_dir / "checkpoints").load()
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    frames = state["frames"]
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + frames)
+    loggers = build_loggers(cfg, suite, run_dir, evaluated_frames=frames)
     again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
 
     def run() -> float:
-        try:
-            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
-        except BaseException:  # also by a signal
-            log.info("go on with: %s", again)
-            raise
+        with lock:
+            try:
+                return evaluate(
+                    evaluation, frames=frames, run_dir=run_dir, loggers=loggers, again=again
+                )
+            except EvaluationBusy as error:  # by the run's own training
+                raise UsageError(str(error)) from error
 
     return run
 
@@ -321,7 +326,11 @@ def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | No
 
 
 def build_loggers(
-    cfg: DictConfig, suite: Suite, run_dir: Path, resume_frames: int | None
+    cfg: DictConfig,
+    suite: Suite,
+    run_dir: Path,
+    resume_frames: int | None = None,
+    evaluated_frames: int | None = None,
 ) -> list[Logger]:
     run = RunInfo(
         run_dir=run_dir,
@@ -332,8 +341,13 @@ def build_loggers(
         task_names=tuple(task.name for task in suite.tasks),
         headline=suite.headline,
         resume_frames=resume_frames,
+        evaluated_frames=evaluated_frames,
     )
-    return [instantiate(logger)(run) for logger in cfg.loggers.values()]
+    return [
+        instantiate(logger)(run)
+        for name, logger in cfg.loggers.items()
+        if evaluated_frames is None or name != "console"  # an evaluation shows itself
+    ]
 
 
 def commit() -> str | None:

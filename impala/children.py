@@ -48,15 +48,24 @@ def signals_held() -> Iterator[None]:
     """
     os.environ[_PARENT] = str(os.getpid())
     resource_tracker.ensure_running()  # of multiprocessing; its start would unblock them again
-    caught: list[int] = []
     # The mask is what children inherit. It does not keep handlers from running, as any thread's
     # signal is handled by the main one.
+    with signals_deferred():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """For what is to be done as a whole: SIGINT and SIGTERM are handled when the block ends."""
+    caught: list[int] = []
     handlers = {n: signal.signal(n, lambda number, _: caught.append(number)) for n in SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number in caught[:1]:

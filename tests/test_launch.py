@@ -1,5 +1,6 @@
 """`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
 
+import fcntl
 import importlib.util
 import io
 import json
@@ -26,8 +27,12 @@ from omegaconf import OmegaConf
 import command_line
 import launch
 import run_directory
+from impala.evaluation.progress import Progress
+from impala.whole_file import write_whole
 from run_directory import claimed
 from tests.playing_here import PlayingHere
+from tests.test_tensorboard import scalars
+from tests.test_weights_and_biases import history, summary
 
 LAUNCH = Path(launch.__file__).resolve()
 TINY = (
@@ -430,7 +435,9 @@ def test_evaluation_prints_writes_and_touches_nothing_else(finished):
     assert (report["greedy"], len(report["games"]["catch"]["returns"])) == (True, 3)
     after = contents(run_dir)
     assert before.items() <= after.items()
-    assert {path.name for path in after.keys() - before.keys()} == {"40.json", "evaluate.log"}
+    assert {path.name for path in after.keys() - before.keys()} == {
+        ".lock", "40.json", "evaluate.log",
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -464,6 +471,63 @@ def test_evaluation_beside_training_gives_the_numbers_of_one_afterwards(playing_
     assert run("mode=evaluate", f"resume={run_dir}").code == 0
     again = json.loads((run_dir / "evaluation" / "120.json").read_text())
     assert (again["games"], again["weights"]) == (report["games"], report["weights"])
+
+
+def test_an_evaluation_is_logged_as_a_run_of_its_own(finished, playing_here):
+    ran = run("mode=evaluate", f"resume={finished}", "videos=1", "evaluation.games=2",
+              "loggers=[console,weights_and_biases,tensorboard]")  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert "finished at" not in ran.out  # the console's words are of training
+    report = json.loads((finished / "evaluation" / "40.json").read_text())
+    (file,) = finished.glob("evaluation/wandb/offline-run-*/*.wandb")
+    (point,) = history(finished, [file])
+    assert (point["frames"], point["evaluation/mean"]) == (40, report["score"])
+    assert summary([file])["headline/evaluation"] == report["score"]
+    assert scalars(finished / "evaluation")["evaluation/mean"] == [(40, report["score"])]
+    assert not (finished / "wandb").exists() and not (finished / "tensorboard").exists()
+
+
+def test_a_run_that_is_being_evaluated_is_left_alone(finished, playing_here):
+    with claimed(finished, "evaluated"):
+        before = contents(finished)
+        ran = run(f"resume={finished}", "mode=evaluate")
+        assert ran.code == 2
+        assert f"is being evaluated by process {os.getpid()} of " in ran.error
+        assert contents(finished) == before
+    (finished / "evaluation").mkdir(exist_ok=True)
+    with open(finished / "evaluation" / "40.games.jsonl", "a") as file:  # as beside training
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ran = run(f"resume={finished}", "mode=evaluate")
+        assert ran.code == 2 and "another program is at the evaluation" in ran.error
+    assert run(f"resume={finished}", "mode=evaluate", "evaluation.games=1").code == 0
+
+
+@pytest.mark.parametrize("when", ["impala.evaluation.evaluator.write_whole", "between"])
+def test_a_signal_after_the_last_game_leaves_the_report(finished, playing_here, monkeypatch, when):
+    """While it is written, or before that begins."""
+
+    def interrupted(call):
+        def wrapped(*arguments):
+            result = call(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        return wrapped
+
+    if when == "between":
+        when, call = "impala.evaluation.evaluator.Progress.show", Progress.show
+    else:
+        call = write_whole
+    monkeypatch.setattr(when, interrupted(call))
+    before = signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
+    try:
+        ran = run(f"resume={finished}", "mode=evaluate", "evaluation.games=2")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran.code == 130
+    assert "human-normalised" in ran.out and "go on with" not in ran.out
+    assert len(json.loads((finished / "evaluation" / "40.json").read_text())["games"]["catch"]) == 2
+    assert {path.name for path in (finished / "evaluation").iterdir()} == {".lock", "40.json"}
 
 
 def test_an_evaluation_that_is_stopped_says_how_to_go_on(finished, playing_here, monkeypatch):

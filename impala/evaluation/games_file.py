@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from impala.evaluation.evaluation import Chunk, Game
+from impala.evaluation.evaluation import Chunk, EvaluationBusy, Game
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class GamesFile:
     """Goes on with the file if it is of this very evaluation, else begins a new one.
 
-    One of another evaluation is kept under another name. ValueError while another program writes
-    to it. `games`: those that were there, and those that were added since.
+    One of another evaluation is kept under another name. EvaluationBusy while another program
+    writes to it. `games`: those that were there, and those that were added since.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class GamesFile:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise ValueError(
+            raise EvaluationBusy(
                 f"another program is at the evaluation of {self.path}: wait for it, or stop it"
             ) from None
         return file

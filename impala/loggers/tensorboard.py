@@ -1,4 +1,7 @@
-"""TensorBoard: the same names, over frames, in `tensorboard/` of the run's directory."""
+"""TensorBoard: the same names, over frames, in `tensorboard/` of the run's directory.
+
+Evaluations after training are in `evaluation/tensorboard/`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class TensorBoard:
     def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder, resume_frames = self._run.run_dir / "tensorboard", self._run.resume_frames
+        parent, resume_frames = self._run.run_dir, self._run.resume_frames
+        if self._run.evaluated_frames is not None:
+            parent /= "evaluation"
+        folder = parent / "tensorboard"
         is_new = not folder.exists()
         self._writer = SummaryWriter(
             str(folder), purge_step=None if resume_frames is None else resume_frames + 1
