@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 import command_line
 import launch
 import run_directory
+from impala.children import StopRequests
 from impala.evaluation.progress import Progress
 from impala.whole_file import write_whole
 from run_directory import claimed
@@ -611,6 +612,48 @@ def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
     )
     assert (ran.code, ran.err) == (0, "")
     assert points(run_dir)[-1]["frames"] > stopped["frames"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("pause_s", [0.0, 1.1])  # the same one twice; another one
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+def test_a_signal_that_is_sent_twice_leaves_nothing_half_done(finished, mode, pause_s, number):
+    given = ["total_frames=100_000_000", "transport=shared_memory", "checkpoint.every_s=0.01"]
+    began = finished / "checkpoints" / "ckpt_40.pt"
+    if mode == "evaluate":
+        given = ["mode=evaluate", "evaluation.games=100_000", "evaluation.num_workers=2"]
+        began = finished / "evaluation" / "40.games.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, LAUNCH, f"resume={finished}", *given], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr.readline() == "launch.py: loading\n"
+    while began.exists() == (mode == "train") or (began.exists() and began.stat().st_size < 2_000):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    os.killpg(process.pid, number)
+    time.sleep(pause_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    _, error = process.communicate()
+    assert error == ""
+    # Python has no handlers any more in its last moments, when all of this is done.
+    assert process.returncode in (128 + number, -number)
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    kept = [path for path in finished.rglob(".*") if path.name != ".lock"]
+    assert kept == [], "of files that were being written"
+    arguments = ["total_frames=40"] if mode == "train" else ["mode=evaluate", "evaluation.games=1"]
+    assert run(f"resume={finished}", *arguments, "transport=in_process").code == 0
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch):
+    now = iter((10.0, 10.1, 11.05, 11.06, 20.0))
+    monkeypatch.setattr("impala.children.time.monotonic", lambda: next(now))
+    requests = StopRequests()
+    assert [requests.is_new() for _ in range(5)] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.7])  # at once; amid the imports of large libraries
