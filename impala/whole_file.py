@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFull(OSError):
+    """There is no room for a file; the message says for which, and what to do."""
+
+    def __str__(self) -> str:
+        return self.strerror or ""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -28,10 +38,19 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """While a file is written: a full disk, say, is an OSError that names none by itself."""
+    """While a file is written: an OSError that names none by itself is given this name.
+
+    Raises DiskFull where that is the reason.
+    """
     try:
         yield
+    except DiskFull:
+        raise
     except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(
+                error.errno, f"cannot write to {path}: {error.strerror}. Make room, then go on"
+            ) from error
         if error.filename is None:
             error.filename = str(path)
         raise

@@ -1,6 +1,7 @@
 """`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
 
 import fcntl
+import gc
 import importlib.util
 import io
 import json
@@ -576,6 +577,57 @@ def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch
     assert json.loads(Path("outputs/catch/impala/latest/summary.json").read_text())["status"] == (
         "failed"
     )
+
+
+@pytest.fixture
+def small_disk(folder):
+    """One of eight megabytes."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("it takes root to mount one")
+    yield disk
+    gc.collect()  # what still has a file of it open
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def filled(disk, but):
+    """All but so many bytes of it."""
+    left = shutil.disk_usage(disk).free - but
+    (disk / "filling").write_bytes(bytes(left))
+
+
+@pytest.mark.parametrize("loggers", ["[]", pytest.param("[tensorboard]", marks=pytest.mark.slow)])
+def test_a_full_disk_ends_a_run_with_a_line_that_says_what_to_do(small_disk, loggers):
+    where = f"hydra.run.dir={small_disk}/run"
+    assert run(*TINY, where, "total_frames=40", f"loggers={loggers}").code == 0
+    filled(small_disk, but=12_000)
+    before = {path.name for path in (small_disk / "run" / "checkpoints").iterdir()}
+    resume = f"resume={small_disk}/run"
+    ran = run(resume, "total_frames=100_000", f"log_every_frames={UPDATE}")
+    assert ran.code == 1 and "Traceback" not in ran.out + ran.err
+    stopped = r"the run stopped: cannot write to \S+/run/\S+: No space left on device. Make room"
+    assert len(re.findall(stopped, ran.out)) == 1
+    assert f"it can go on from its last checkpoint: python launch.py {resume[:7]}" in ran.out
+    assert before == {path.name for path in (small_disk / "run" / "checkpoints").iterdir()}
+    (small_disk / "filling").unlink()
+    assert run(resume, "total_frames=80").code == 0
+    assert [point["frames"] for point in points(small_disk / "run")][-1] == 80
+
+
+def test_an_evaluation_on_a_full_disk_goes_on_once_there_is_room(small_disk, playing_here):
+    assert run(*TINY, f"hydra.run.dir={small_disk}/run", "total_frames=40").code == 0
+    filled(small_disk, but=13_000)  # lock, log and the first games take a page each
+    command = f"resume={small_disk}/run", "mode=evaluate", "evaluation.games=400"
+    ran = run(*command)
+    assert ran.code == 1 and "Traceback" not in ran.out + ran.err
+    assert re.search(r"the run stopped: cannot write to \S+/40\.\S+: No space left", ran.out)
+    assert "games are finished and kept" in ran.out and "go on with: python launch.py" in ran.out
+    (small_disk / "filling").unlink()
+    ran = run(*command)
+    assert ran.code == 0 and "going on with" in ran.out
+    assert {path.name for path in (small_disk / "run/evaluation").iterdir()} == {".lock", "40.json"}
 
 
 # Signals, to all processes at once, as a terminal and `timeout` send them

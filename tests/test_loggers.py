@@ -19,6 +19,7 @@ import rich.console
 from impala.loggers.console import Console
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines, truncate_after
 from impala.loggers.latest import Latest, duration, number
+from impala.loggers.log_file import LogFile
 from impala.loggers.logger import RunInfo
 from impala.loggers.screen import task_table
 
@@ -146,6 +147,17 @@ def test_finished_games_are_kept_and_cut_like_points(tmp_path: Path) -> None:
     resumed.finish(0)
     assert [game["return"] for game in read(path)] == [-21.0, 5.0]
     assert resumed.games == 2
+
+
+def test_a_log_on_a_full_disk_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogFile("/dev/full", delay=True)
+    for word in ("one", "two"):
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, word, None, None))
+    handler.close()
+    assert capsys.readouterr().err == (
+        "the log /dev/full cannot be written (No space left on device): lines of it will be"
+        " missing\n"
+    )
 
 
 # The console

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from impala.agents.agent import Agent
 from impala.evaluation.evaluation import Evaluation
 from impala.evaluation.evaluator import Evaluator, logged
 from impala.loggers.json_lines import read_points
+from impala.whole_file import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,11 @@ class BesideTraining:
             self._failed(frames)
 
     def _failed(self, frames: int) -> None:
-        log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")
+        error = sys.exc_info()[1]
+        if isinstance(error, DiskFull):  # which needs no traceback
+            log.error("no evaluation of %s frames, training goes on: %s", f"{frames:,}", error)
+        else:
+            log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")
 
 
 def _log(report: dict[str, Any]) -> None:

@@ -11,11 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from impala.evaluation.evaluation import Chunk, EvaluationBusy, Game
+from impala.whole_file import naming
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +100,14 @@ class GamesFile:
         size = self._file.seek(0, os.SEEK_END)
         data = memoryview((json.dumps(line) + "\n").encode())
         try:
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(size)
-            raise OSError(
-                error.errno, f"cannot write to {self.path}: {error.strerror}. Make room, then go on"
-            ) from error
+            with naming(self.path):
+                while data:
+                    data = data[self._file.write(data) :]
+                os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):  # the first error is the one to report
+                self._file.truncate(size)
+            raise
 
 
 def put_aside(path: Path) -> Path:

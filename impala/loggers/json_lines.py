@@ -208,19 +208,18 @@ class _AppendOnly:
         size = os.fstat(self._file.fileno()).st_size
         rest = memoryview(lines)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
+            with naming(self.path):
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
-            raise OSError(
-                error.errno,
-                f"cannot write to {self.path}: {error.strerror}. Make room, then resume the run",
-            ) from error
+            raise
 
     def sync(self) -> None:
         if not self._file.closed:
-            os.fsync(self._file.fileno())
+            with naming(self.path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
