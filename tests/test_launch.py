@@ -344,6 +344,21 @@ def test_a_run_resumes_with_what_may_change(finished):
     assert (config.envs_per_actor, config.algorithm.unroll_length) == (4, 5)
 
 
+def test_lines_that_were_cut_away_are_said(finished):
+    for name, bytes_left in (("metrics.jsonl", 100), ("episodes.jsonl", 100)):
+        path = finished / name
+        path.write_bytes(path.read_bytes()[:bytes_left])
+    ran = run(f"resume={finished}", f"total_frames={3 * UPDATE}")
+    assert (ran.code, ran.err) == (0, "")
+    assert "metrics.jsonl: line 1, of 100 bytes, is torn or damaged and was dropped" in ran.out
+    assert re.search(r"episodes.jsonl: line 2, of \d+ bytes, is torn or damaged", ran.out)
+    assert re.search(r"metrics.jsonl has 0 of the \d+ points that were there .* frames=40", ran.out)
+    assert re.search(r"episodes.jsonl has 1 of the \d+ games that were there", ran.out)
+    assert [point["frames"] for point in points(finished)] == [3 * UPDATE]
+    ran = run(f"resume={finished}", f"total_frames={4 * UPDATE}")
+    assert "torn" not in ran.out and "that were there" not in ran.out
+
+
 def test_what_would_be_another_run_is_refused_by_name(finished):
     run_dir = finished
     before = contents(run_dir)
@@ -616,6 +631,7 @@ def test_a_full_disk_ends_a_run_with_a_line_that_says_what_to_do(small_disk, log
     assert [point["frames"] for point in points(small_disk / "run")][-1] == 80
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_a_full_disk_goes_on_once_there_is_room(small_disk, playing_here):
     assert run(*TINY, f"hydra.run.dir={small_disk}/run", "total_frames=40").code == 0
     filled(small_disk, but=13_000)  # lock, log and the first games take a page each

@@ -11,6 +11,7 @@ import re
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,30 @@ def test_a_log_on_a_full_disk_says_so_once(capsys: pytest.CaptureFixture[str]) -
         "the log /dev/full cannot be written (No space left on device): lines of it will be"
         " missing\n"
     )
+
+
+def test_what_is_dropped_at_a_resume_is_said_and_a_file_is_read_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "episodes.jsonl", []
+    lines = [json.dumps({"frames": frames, "task": "pong"}) for frames in range(10, 60, 10)]
+    path.write_text("\n".join([*lines[:2], "", lines[2], '{"frames": 35, "ta', lines[3]]) + "\n")
+    open_file = Path.open
+
+    def watched(self: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append((self.name, *arguments))
+        return open_file(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", watched)
+    games = EpisodeLog(path, resume_frames=40, resume_games=6)
+    assert games.games == 4
+    assert "2 lines, of 20 bytes together, are torn or damaged and were dropped" in caplog.text
+    assert "the first is line 3" in caplog.text
+    assert f"{path} has 4 of the 6 games that were there at the checkpoint" in caplog.text
+    assert opened.count(("episodes.jsonl", "rb")) == 1
+    caplog.clear()
+    assert EpisodeLog(path, resume_frames=40, resume_games=3).games == 3
+    assert caplog.text == ""  # a game that ended after the checkpoint is no damage
 
 
 # The console

@@ -147,12 +147,13 @@ def truncate_after(path: str | Path, frames: int, lines: int | None = None) -> K
         return Kept(0, -1)
     kept = path.with_name(path.name + ".tmp")
     last_frames, left, cut = -1, 0, False
+    damaged: list[tuple[int, int]] = []  # numbers and sizes of lines
     try:
         with naming(kept), path.open("rb") as source, kept.open("wb") as target:
             for line_number, line in enumerate(source, start=1):
                 point = _decode(line)
                 if point is None:
-                    log.warning("%s: line %d is torn or damaged and was dropped", path, line_number)
+                    damaged.append((line_number, len(line)))
                     cut = True
                 elif point["frames"] > frames or (lines is not None and left >= lines):
                     cut = True
@@ -170,6 +171,15 @@ def truncate_after(path: str | Path, frames: int, lines: int | None = None) -> K
         _sync_directory(path.parent)
     else:
         kept.unlink()
+    if damaged:
+        (first, _), *others = damaged
+        size = sum(size for _, size in damaged)
+        if others:
+            what = f"{len(damaged)} lines, of {size} bytes together, are torn or damaged and were"
+            log.warning("%s: %s dropped, the first is line %d", path, what, first)
+        else:
+            what = f"line {first}, of {size} bytes, is torn or damaged and was dropped"
+            log.warning("%s: %s", path, what)
     return Kept(left, last_frames)
 
 
