@@ -26,7 +26,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from impala.whole_file import FULL
-from run_directory import existing_run_dir, is_job_of_sweep, resume_command, shown
+from run_directory import (
+    as_started,
+    existing_run_dir,
+    is_job_of_sweep,
+    remove_made,
+    resume_command,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +104,7 @@ def run(main: Callable[[], Any]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise what went wrong, do not print it
     hook, threading.excepthook = threading.excepthook, _thread_failed
     try:
+        sys.argv[1:] = as_started(sys.argv[1:])
         main()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:  # of Hydra
         print(f"launch.py: error: {_explained(error, sys.argv[1:])}", file=sys.stderr)
@@ -144,7 +152,8 @@ def _remove_unused(run_dir: Path) -> None:
         if path.is_file() and not path.stat().st_size:
             path.unlink()
     with suppress(OSError):  # it has something in it
-        os.removedirs(shown(run_dir))
+        run_dir.rmdir()
+    remove_made()
 
 
 @contextmanager

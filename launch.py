@@ -34,7 +34,7 @@ import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 import command_line
 from command_line import CONF, UsageError
@@ -53,14 +53,16 @@ from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.loggers.logger import Logger, RunInfo
 from impala.mix import Mix, task_weights
+from impala.population_directory import PopulationDirectory, told
 from impala.population_member import PopulationMember
+from impala.population_runs import seed_again
 from impala.transport.restarts import Restarts
 from impala.whole_file import write_whole
-from run_directory import claimed, is_job_of_sweep, link_latest, resume_command, shown
+from run_directory import claimed, is_job_of_sweep, link_latest, quoted, resume_command, shown
 from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
-from sweep import run_name
+from sweep import clear, run_name
 from sweep_job import as_job
 
 log = logging.getLogger("launch")
@@ -82,6 +84,27 @@ def run_alone(cfg: DictConfig) -> float | None:
         run = build(cfg, run_dir)
     with command_line.reporting(run_dir, cfg.mode):
         return run()
+
+
+def seeded_again(cfg: DictConfig) -> DictConfig:
+    """How a member of a population goes on whose run has failed: from another's checkpoint, as the
+    rule says; if there is none, from its own or from the beginning.
+    """
+    directory, member = PopulationDirectory(Path(cfg.population.directory)), cfg.population.member
+    run_dir = directory.member(member)
+    with claimed(run_dir):
+        if record := seed_again(directory, member):
+            log.info("%s", told(record))
+        if Checkpoints(run_dir / "checkpoints").newest_frames() is None:
+            clear(run_dir)
+            return cfg
+        if not (run_dir / "config.yaml").exists():  # it failed before it began
+            save_config(command_line.configured(cfg)[0], run_dir)
+    cfg.resume = str(run_dir)
+    overrides = HydraConfig.get().overrides.task
+    with read_write(cast(Any, overrides)):
+        overrides.append(f"resume={quoted(str(run_dir))}")
+    return cfg
 
 
 def build_training(cfg: DictConfig, run_dir: Path) -> Run:
@@ -197,8 +220,9 @@ def already_finished(
 ) -> float | None:
     end = "stop_frames" if (cfg.stop_frames or math.inf) < cfg.total_frames else "total_frames"
     log.info(
-        "nothing to do: the run has %s frames already and %s=%s. Give a greater %s to go on",
-        f"{state['frames']:,}", end, f"{cfg[end]:,}", end,
+        "nothing to do: the run has %s frames already and %s=%s.%s",
+        f"{state['frames']:,}", end, f"{cfg[end]:,}",
+        "" if cfg.population else f" Give a greater {end} to go on",
     )  # fmt: skip
     scoreboard.load_state_dict(state["scoreboard"])
     return scoreboard.metrics().get(f"score/{suite.headline}")

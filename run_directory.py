@@ -8,14 +8,18 @@ import os
 import re
 import shlex
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from impala.whole_file import naming
+
+_made: list[Path] = []  # directories that this program made, outermost last
 
 
 def new_run_dir(resume: str | int | None, parent: str, seed: int) -> str:
@@ -38,6 +42,16 @@ def new_sweep_dir(resume: str | int | None, parent: str) -> str:
             f"sweep.resume={resume}: expected the directory of a sweep, but it {what}"
         )
     return str(path.resolve())
+
+
+def remove_made() -> None:
+    """The directories that were made here for a run or a sweep that is refused, as far as they are
+    empty. Others stay, empty or not.
+    """
+    for path in sorted(_made, reverse=True):  # what is inside before it
+        with suppress(OSError):
+            path.rmdir()
+    _made.clear()
 
 
 def existing_run_dir(resume: str | int) -> Path:
@@ -112,6 +126,37 @@ def resume_command(run_dir: Path, *overrides: str, key: str = "resume") -> str:
     return shlex.join(["python", "launch.py", *overrides, f"{key}={quoted(shown(run_dir))}"])
 
 
+def as_started(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line; where it goes on with a population, which is more than its
+    jobs, with all that the population was started with and that is not given anew.
+
+    ValueError if its directory does not say that any more.
+    """
+    given = {_key(each): each for each in arguments if not each.startswith("-")}
+    if not {"-m", "--multirun"} & {*arguments} or "hydra/sweeper" in given:
+        return [*arguments]
+    resume = given.get("sweep.resume", "").partition("=")[2].strip("'\"")
+    directory = Path(resume).expanduser()
+    if not resume or not (directory / "population.json").exists():
+        return [*arguments]
+    path = directory / "multirun.yaml"
+    try:
+        saved: Any = OmegaConf.to_container(OmegaConf.load(path))
+        started = [*saved["hydra"]["overrides"]["hydra"], *saved["hydra"]["overrides"]["task"]]
+    except Exception as error:  # of the file, the YAML reader, and what is in it
+        raise ValueError(
+            f"{shown(path)} does not say what the population was started with"
+            f" ({type(error).__name__}): give the whole command with hydra/sweeper=population, and"
+            f" sweep.resume={resume}"
+        ) from error
+    here = ("hydra.mode", "hydra.sweep.dir", "sweep.resume")
+    return [*arguments, *(each for each in started if _key(each) not in (*given, *here))]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
 def quoted(path: str) -> str:
     """As a value in Hydra's grammar."""
     if re.fullmatch(r"[\w/.+-]+", path):  # what it reads without quotes
@@ -124,8 +169,10 @@ def _new_directory(parent: Path, suffix: str) -> str:
         now = datetime.datetime.now()
         stamp = f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03d}"
         path = parent / f"{stamp}{suffix}"
+        missing = [p for p in (path.absolute(), *path.absolute().parents) if not p.exists()]
         try:
             path.mkdir(parents=True)
+            _made.extend(missing)
         except FileExistsError:  # another began in the same millisecond
             continue
         return str(path)

@@ -6,6 +6,7 @@ In the sweep's directory:
     <n>/job.json  what became of job n, written by the process that runs it
     summary.csv   the same as a table, written anew whenever a job begins or ends
     .stop         while it is there no further job begins; it says why
+    .failed       of a population: too many members have failed, and the others end, too
 
 Jobs may run anywhere that sees the directory. Files that are read are always whole.
 """
@@ -17,16 +18,18 @@ import dataclasses
 import fcntl
 import io
 import json
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from rich.table import Table
 
+from command_line import RunFailed
 from impala.whole_file import write_whole
 from run_directory import shown
 
@@ -108,6 +111,8 @@ def read_sweep(directory: Path) -> Sweep:
             Job(number, job["name"], tuple(job["overrides"]))
             for number, job in enumerate(content["jobs"])
         )
+        if not jobs:
+            raise ValueError("it has no jobs")
         return Sweep(directory, jobs, content["on_error"], content["host"], content["pid"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{shown(path)} is damaged and cannot be read: {error!r}") from error
@@ -151,6 +156,40 @@ def changing(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def writing(sweep: Sweep) -> Iterator[None]:
+    """While a job's state changes, and after it the summary."""
+    with changing(sweep.directory):
+        yield
+        write_summary(sweep)
+
+
+def stop(directory: Path, reason: str) -> None:
+    """No further job of the sweep begins."""
+    write_whole(directory / ".stop", reason)
+
+
+def check_not_stopped(directory: Path, job_dir: Path) -> None:
+    """Before a job begins. RunFailed if the sweep was stopped."""
+    if (directory / ".stop").exists():
+        with suppress(OSError):  # it has something in it: the job has run before
+            job_dir.rmdir()
+        reason = (directory / ".stop").read_text()
+        raise RunFailed(f"job {job_dir.name} is not run: {reason}")
+
+
+def clear(job_dir: Path, *more: str) -> None:
+    """Of a job that begins anew, because it had no checkpoint: its log stays.
+
+    more: names of files to remove, too.
+    """
+    if (job_dir / "checkpoints" / "last.pt").exists():
+        return
+    for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl", "summary.json", *more):
+        (job_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(job_dir / "wandb", ignore_errors=True)
+
+
 def rows(sweep: Sweep) -> list[dict[str, str]]:
     """A row of `COLUMNS` for each job."""
     return [
@@ -183,12 +222,21 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, 
 def table(sweep: Sweep) -> Table:
     """For people: what sets the jobs apart, and what became of them."""
     shown_table = Table(title=f"{shown(sweep.directory)}: {in_words(sweep)}")
-    for column in COLUMNS[:-1]:  # an error is too long
+    for column in COLUMNS[:-1]:  # an error is too long: see `reasons`
         shown_table.add_column(column, overflow="fold")
     for job, row in zip(sweep.jobs, rows(sweep), strict=True):
         score = f"{float(row['score']):.1f} %" if row["score"] else "-"
         shown_table.add_row(row["job"], job.name, score, row["state"], row["directory"])
     return shown_table
+
+
+def reasons(sweep: Sweep) -> list[str]:
+    """A line for each job that says why it did not finish."""
+    return [
+        f"job {job.number} ({job.name}) {state.state}: {state.error}"
+        for job, state in zip(sweep.jobs, read_states(sweep), strict=True)
+        if state.error
+    ]
 
 
 def in_words(sweep: Sweep) -> str:

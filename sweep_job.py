@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import random
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from command_line import RunFailed, UsageError
-from impala.children import die_with_parent
 from run_directory import shown
 from sweep import (
     JobState,
     Sweep,
     accelerator_for,
     accelerators,
-    changing,
+    check_not_stopped,
     read_states,
     read_sweep,
+    stop,
     write_state,
-    write_summary,
+    writing,
 )
 
 log = logging.getLogger("sweep")
@@ -61,11 +60,11 @@ def as_job(cfg: DictConfig, run: Callable[[DictConfig], float | None]) -> float 
     if state.run_dir == str(job_dir.resolve()):
         state = replace(state, run_dir=None)
     elsewhere = sweep is not None and (sweep.host, sweep.pid) != (state.host, state.pid)
-    process = _process_of_its_own(sweep, job_dir.name) if sweep and elsewhere else nullcontext()
+    process = _process_of_its_own(job_dir.name) if elsewhere else nullcontext()
     with _unchanged(), process:
         state = _begun(sweep, job_dir, state, elsewhere and cfg.device != "cpu")
         score, end, interruption = _run(cfg, run, state)
-        with _writing(sweep):
+        with writing(sweep) if sweep else nullcontext():
             write_state(job_dir, end)
             if end.state == "failed" and sweep and sweep.on_error == "stop":
                 stop(sweep_dir, f"job {job_dir.name} failed and sweep.on_error=stop")
@@ -77,19 +76,11 @@ def as_job(cfg: DictConfig, run: Callable[[DictConfig], float | None]) -> float 
     return score
 
 
-def stop(sweep_dir: Path, reason: str) -> None:
-    """No further job of the sweep begins."""
-    (sweep_dir / ".stop").write_text(reason)
-
-
 def _begun(sweep: Sweep | None, job_dir: Path, state: JobState, wants_device: bool) -> JobState:
     """Says that the job runs, unless the sweep was stopped."""
-    with _writing(sweep):
-        if sweep and (sweep.directory / ".stop").exists():
-            with suppress(OSError):  # it has something in it: the job has run before
-                job_dir.rmdir()
-            reason = (sweep.directory / ".stop").read_text()
-            raise RunFailed(f"job {job_dir.name} is not run: {reason}")
+    with writing(sweep) if sweep else nullcontext():
+        if sweep:
+            check_not_stopped(sweep.directory, job_dir)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if sweep and wants_device and (names := accelerators(visible, torch.cuda.device_count())):
             own = accelerator_for(os.getpid(), names, read_states(sweep))
@@ -131,17 +122,6 @@ def _run(
 
 
 @contextmanager
-def _writing(sweep: Sweep | None) -> Iterator[None]:
-    """While a job's state changes, and after it the summary."""
-    if sweep is None:
-        yield
-        return
-    with changing(sweep.directory):
-        yield
-        write_summary(sweep)
-
-
-@contextmanager
 def _unchanged() -> Iterator[None]:
     """What a run sets for its whole process is as before afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -159,17 +139,8 @@ def _unchanged() -> Iterator[None]:
 
 
 @contextmanager
-def _process_of_its_own(sweep: Sweep, job: str) -> Iterator[None]:
-    """In a process that a launcher started: signals end the run, lines say whose they are.
-
-    A terminal's Ctrl-C is for the sweep's program alone, which passes it on; where that program is
-    the parent, this process ends with it.
-    """
-    if os.getppid() == sweep.pid and socket.gethostname() == sweep.host:
-        os.setpgid(0, 0)
-        die_with_parent(sweep.pid)
-    method = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("spawn", force=True)  # a launcher's own would reach children
+def _process_of_its_own(job: str) -> Iterator[None]:
+    """In a process that `supervisor` started: signals end the run, lines say whose they are."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {n: signal.signal(n, lambda number, _: sys.exit(128 + number)) for n in numbers}
     output = sys.stdout
@@ -186,7 +157,6 @@ def _process_of_its_own(sweep: Sweep, job: str) -> Iterator[None]:
             handler.setStream(output)  # type: ignore[attr-defined]
         for number, handler in before.items():
             signal.signal(number, handler)
-        multiprocessing.set_start_method(method, force=True)
 
 
 class _Marked:

@@ -1,6 +1,6 @@
 """Population-based training against random search, at equal frames and from the same start.
 
-    python -m benchmarks.population --seeds 1 2 3 4 5
+    python -m benchmarks.population --seeds 1 2 3 4 5 6 7 8
 
 Both train the same members, of the same seeds and starting values, for the same frames on
 `suite=catch`; the learning rate's prior is wide on purpose. Random search is the same sweep in
@@ -40,7 +40,10 @@ class Settings:
     size: int
     frames: int  # of each member
     round_frames: int
+    burn_in_frames: int
     prior: str
+    rows: int  # of the board
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ def sweep(method: str, seed: int, settings: Settings) -> Swept:
         subprocess.run(
             [
                 sys.executable, str(LAUNCH), "-m", "hydra/sweeper=population", "suite=catch",
+                f"suite.rows={settings.rows}", f"suite.columns={settings.columns}",
                 "transport=in_process", "learner.threads=1", "loggers=[]", f"seed={seed}",
                 "algorithm.lr_schedule.path=impala.learner.constant", f"{LR}={settings.prior}",
                 f"total_frames={settings.frames}", f"log_every_frames={settings.frames // 40}",
                 f"hydra.sweeper.size={settings.size}",
                 f"hydra.sweeper.round_frames={round_frames}",
-                "hydra.sweeper.burn_in_frames=0", f"hydra.sweep.dir={path}",
+                f"hydra.sweeper.burn_in_frames={settings.burn_in_frames}",
+                f"hydra.sweep.dir={path}",
             ],
             cwd=report.ROOT,
             check=True,
@@ -182,17 +187,28 @@ def plot(sweeps: Sequence[Swept], path: Path) -> None:
 
 def main() -> None:
     parser = report.parser("benchmarks.population", __doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6, 7, 8])
     parser.add_argument("--size", type=int, default=6, help="members")
-    parser.add_argument("--frames", type=int, default=100_000, help="of each member")
-    parser.add_argument("--round-frames", type=int, default=5_000)
+    parser.add_argument("--frames", type=int, default=200_000, help="of each member")
+    parser.add_argument("--round-frames", type=int, default=10_000)
+    parser.add_argument("--burn-in-frames", type=int, default=50_000, help="nobody evolves before")
     parser.add_argument(
         "--prior", default="tag(log, interval(1e-6, 1.0))", help="of the learning rate"
     )
+    parser.add_argument("--rows", type=int, default=20, help="of the board")
+    parser.add_argument("--columns", type=int, default=9)
     parser.add_argument("--at-once", type=int, default=available_cores(), help="sweeps, one a core")
     parser.add_argument("--folder", type=Path, default=report.RESULTS)
     options = parser.parse_args()
-    settings = Settings(options.size, options.frames, options.round_frames, options.prior)
+    settings = Settings(
+        options.size,
+        options.frames,
+        options.round_frames,
+        options.burn_in_frames,
+        options.prior,
+        options.rows,
+        options.columns,
+    )
     jobs = [(method, seed) for seed in options.seeds for method in (POPULATION, SEARCH)]
     with ThreadPoolExecutor(options.at_once) as pool:
         sweeps = list(pool.map(lambda job: sweep(job[0], job[1], settings), jobs))
@@ -203,11 +219,12 @@ def main() -> None:
         options.folder / "population.md",
         "# Population-based training against random search",
         report.facts(report.made_here("benchmarks.population")),
-        f"`suite=catch`: {settings.size} members, {settings.frames:,} frames each, compared every"
-        f" {settings.round_frames:,}; Adam's learning rate is swept from `{settings.prior}` and"
-        " does not decay. Both methods begin with the same learning rates and seeds, one set a"
-        " seed. Returns are means of a member's last 100 games: a perfect agent has 1, a random"
-        " one -0.6.",
+        f"`suite=catch` on a board of {settings.rows} x {settings.columns}: {settings.size}"
+        f" members, {settings.frames:,} frames each; after {settings.burn_in_frames:,} they are"
+        f" compared every {settings.round_frames:,}. Adam's learning rate is swept from"
+        f" `{settings.prior}` and does not decay. Both methods begin with the same learning rates"
+        " and seeds, one set a seed. Returns are means of a member's last 100 games: 1 is"
+        " perfect, -1 is none caught.",
         verdict(sweeps),
         table_of_seeds(sweeps),
         "![returns and learning rates](population.png)",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -22,20 +21,25 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log
-from hydra.types import HydraContext
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from command_line import CHOICES, RunFailed, UsageError, configured
-from run_directory import claimed, quoted, resume_command, shown
+from impala.population_directory import PopulationDirectory
+from run_directory import claimed, quoted, remove_made, resume_command, shown
+from supervisor import supervised
 from sweep import (
     Job,
     Sweep,
     changing,
+    clear,
     in_words,
     named_jobs,
     read_state,
     read_states,
     read_sweep,
+    reasons,
+    stop,
     table,
     write_summary,
     write_sweep,
@@ -55,14 +59,22 @@ class GridSweeper(BasicSweeper):
     def __init__(self, params: dict[str, str] | None = None) -> None:
         super().__init__(max_batch_size=None, params=params)
 
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        super().setup(
+            hydra_context=hydra_context,
+            task_function=supervised,
+            config=config,
+        )
+
     def sweep(self, arguments: list[str]) -> None:
         assert self.config is not None
         directory = Path(self.config.hydra.sweep.dir).absolute()
         try:
             sweep, todo = self._planned(arguments, directory)
         except BaseException:
-            with suppress(OSError):  # a sweep that is resumed has something in it
-                os.removedirs(shown(directory))
+            remove_made()
             raise
         directory.mkdir(parents=True, exist_ok=True)
         with claimed(directory):
@@ -99,17 +111,22 @@ class GridSweeper(BasicSweeper):
         else:
             if len(overrides) > 1:
                 raise UsageError("sweep.resume has its jobs already: no key may have many values")
-            if (directory / "population.json").exists():
-                raise UsageError(
-                    f"{shown(directory)} is a population: it goes on with the command that it was"
-                    f" started with (-m hydra/sweeper=population ...) and sweep.resume"
-                )
+            if (population := PopulationDirectory(directory)).is_one():
+                population.settings()  # which may be what is wrong with it
+                command = resume_command(directory, "-m", key="sweep.resume")
+                raise UsageError(f"{shown(directory)} is a population: go on with {command}")
             before = read_sweep(directory)
             jobs = before.jobs
             if not any(o.key_or_group == "sweep.on_error" for o in parsed):
                 on_error = before.on_error
             todo = {job.number: self._resumed(before, job, overrides[0]) for job in jobs}
             todo = {number: each for number, each in todo.items() if each is not None}
+            if overrides[0] and not todo:
+                raise UsageError(
+                    f"{', '.join(overrides[0])}: the {len(jobs)} jobs of {shown(directory)} have"
+                    " finished, and change no more. To train them for longer give their"
+                    f" directories: resume={shown(directory)}/0,... total_frames=..."
+                )
         sweep = Sweep(directory, jobs, on_error, socket.gethostname(), os.getpid())
         for number in todo:
             job = sweep.jobs[number]
@@ -142,7 +159,7 @@ class GridSweeper(BasicSweeper):
     def _run(self, sweep: Sweep, todo: dict[int, list[str]]) -> None:
         assert self.config is not None
         for number in todo:
-            _clear(sweep.job_dir(number))
+            clear(sweep.job_dir(number), "job.json")
         (sweep.directory / ".stop").unlink(missing_ok=True)
         write_sweep(sweep)
         OmegaConf.save(self.config, sweep.directory / "multirun.yaml")
@@ -171,7 +188,7 @@ class GridSweeper(BasicSweeper):
                 self.launcher.launch(jobs, initial_job_idx=min(todo))
             except BrokenProcessPool as error:  # with it go all jobs that were running
                 reason = str(error).splitlines()[0]
-                log.error("a job's process was killed, and with it those beside it: %s", reason)
+                log.error("a process of the launcher was killed, and with it all jobs: %s", reason)
                 left = [n for n in todo if read_state(sweep.job_dir(n)) == before[n]]  # not begun
                 if len(left) == len(todo) or sweep.on_error == "stop":
                     raise RunFailed("the launcher's processes were killed") from error
@@ -186,6 +203,8 @@ class GridSweeper(BasicSweeper):
         with changing(sweep.directory):
             write_summary(sweep)
         rich.print(table(sweep))
+        for reason in reasons(sweep):
+            log.error("%s", reason)
         states = read_states(sweep)
         not_run = [
             str(j.number) for j, s in zip(sweep.jobs, states, strict=True) if s.state == "not run"
@@ -220,15 +239,6 @@ def check(
         HydraConfig.instance().cfg = before
 
 
-def _clear(job_dir: Path) -> None:
-    """Of a job that begins anew, because it had no checkpoint: its log stays."""
-    if (job_dir / "checkpoints" / "last.pt").exists():
-        return
-    for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl", "summary.json", "job.json"):
-        (job_dir / name).unlink(missing_ok=True)
-    shutil.rmtree(job_dir / "wandb", ignore_errors=True)
-
-
 @contextmanager
 def passing_signals_on(sweep: Sweep) -> Iterator[None]:
     """While jobs run: no further one begins after SIGINT or SIGTERM, and those that run here in
@@ -237,7 +247,7 @@ def passing_signals_on(sweep: Sweep) -> Iterator[None]:
     caught: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
-        (sweep.directory / ".stop").write_text(f"stopped by {signal.Signals(number).name}")
+        stop(sweep.directory, f"stopped by {signal.Signals(number).name}")
         running = _running_below(sweep)
         if caught or not running:
             sys.exit(128 + number)
@@ -257,6 +267,6 @@ def passing_signals_on(sweep: Sweep) -> Iterator[None]:
 
 
 def _running_below(sweep: Sweep) -> Sequence[psutil.Process]:
-    """The processes of jobs that are this one's children."""
+    """The processes of jobs that run below this one."""
     running = {s.pid for s in read_states(sweep) if s.state == "running" and s.host == sweep.host}
-    return [p for p in psutil.Process().children() if p.pid in running]
+    return [p for p in psutil.Process().children(recursive=True) if p.pid in running]

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import rich
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
@@ -31,6 +32,8 @@ import command_line
 from command_line import RunFailed, UsageError
 from hydra_plugins import search_space
 from hydra_plugins.grid_sweeper import check, passing_signals_on
+from hydra_plugins.launchers import jobs_at_once
+from hydra_plugins.population_table import generation_table
 from impala.population import (
     FAILED,
     Member,
@@ -42,13 +45,12 @@ from impala.population import (
     member_seed,
     starting_values,
 )
-from impala.population_directory import PopulationDirectory, Record, space_as_json
-from impala.population_member import told
-from impala.population_runs import PopulationRuns
+from impala.population_directory import MEND, PopulationDirectory, Record, space_as_json
 from impala.whole_file import write_whole
 from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
-from sweep import Job, Sweep, write_sweep
+from supervisor import supervised
+from sweep import Job, Sweep, clear, write_sweep
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,9 @@ OWN_KEYS = ("resume", "stop_frames", "population", "sweep.on_error")  # that job
 class PopulationSweeper(Sweeper):
     """Its arguments are the keys of conf/hydra/sweeper/population.yaml, where they are explained.
 
-    A sweep is resumed by the same command with `sweep.resume`. What has happened is in the
-    population's directory only: nothing is kept here from round to round.
+    A sweep is resumed by `sweep.resume`; `run_directory.as_started` adds what it was started with.
+    What has happened is in the population's directory only: nothing is kept here from round to
+    round.
     """
 
     def __init__(
@@ -88,14 +91,16 @@ class PopulationSweeper(Sweeper):
             Rule(**rule)
         except ValueError as error:
             raise ValueError(f"hydra.sweeper.{error}") from error
-        self._failures = 0
+        self._failures = 0  # that the lineage does not have
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         self._config, self._context = config, hydra_context
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
+            hydra_context=hydra_context,
+            task_function=supervised,
+            config=config,
         )
 
     def sweep(self, arguments: list[str]) -> None:
@@ -112,16 +117,14 @@ class PopulationSweeper(Sweeper):
         with claimed(self._directory.path):
             self._remember()
             write_sweep(self._sweep)
-            (self._directory.path / ".stop").unlink(missing_ok=True)
-            self._failures = sum(record.failed for record in self._directory.lineage())
+            for left in (".stop", ".failed"):
+                (self._directory.path / left).unlink(missing_ok=True)
             try:
                 (self._run_asynchronously if self._asynchronous else self._run_rounds)()
                 self._finish()
             except BaseException:
-                log.error(
-                    "it goes on with the same command and sweep.resume=%s",
-                    quoted(shown(self._directory.path)),
-                )
+                command = resume_command(self._directory.path, "-m", key="sweep.resume")
+                log.info("go on with: %s", command)
                 raise
 
     # Before the first job
@@ -166,26 +169,33 @@ class PopulationSweeper(Sweeper):
         return cfg
 
     def _check_launcher(self) -> None:
-        launcher = self._config.hydra.launcher
         name = self._config.hydra.runtime.choices["hydra/launcher"]
-        at_once = 1 if name == "basic" else launcher.get("n_jobs") or self._size
-        at_once = (os.cpu_count() or 1) + 1 + at_once if at_once < 0 else at_once
-        if at_once < self._size:
+        at_once = jobs_at_once(name, self._config.hydra.launcher)
+        if at_once is not None and at_once < self._size:
             raise UsageError(
                 f"hydra.sweeper.schedule=asynchronous runs all {self._size} members at once, and"
-                f" hydra/launcher={name} at most {at_once}: give hydra/launcher=joblib"
-                f" hydra.launcher.n_jobs={self._size} or another parallel launcher, or"
+                f" hydra/launcher={name} at most {at_once} as it is configured: give"
+                f" hydra/launcher=joblib hydra.launcher.n_jobs={self._size} or another parallel"
+                " launcher with room for as many, or"
                 " hydra.sweeper.schedule=rounds"
             )
 
     def _open_directory(self) -> None:
+        # Not before: Hydra loads this module in all processes of a launcher, too.
+        from impala.population_runs import PopulationRuns
+
         path = Path(self._config.hydra.sweep.dir).absolute()
-        if (path / "sweep.json").exists() and not (path / "population.json").exists():
-            raise UsageError(f"{shown(path)} is a sweep of independent jobs, and no population")
+        if (path / "sweep.json").exists():
+            if not PopulationDirectory(path).is_one():
+                raise UsageError(f"{shown(path)} is a sweep of independent jobs, and no population")
+            PopulationDirectory(path).settings()  # without them it would begin anew
         path.mkdir(parents=True, exist_ok=True)
         with read_write(self._config), open_dict(self._config):
             self._config.hydra.sweep.dir = str(path)
         self._directory = PopulationDirectory(path)
+        # It lists all jobs with all overrides, round after round.
+        launcher = type(self._launcher).__module__.rpartition(".")[0]
+        logging.getLogger(launcher).setLevel(logging.WARNING)
         jobs = tuple(Job(i, f"member {i}", ()) for i in range(self._size))
         self._sweep = Sweep(path, jobs, "continue", socket.gethostname(), os.getpid())
         self._runs = PopulationRuns(self._directory, self._fitness, self._scoreboard)
@@ -220,6 +230,7 @@ class PopulationSweeper(Sweeper):
         )
         self._directory.write_settings(settings)
         log.info("population of %d in %s", self._size, shown(self._directory.path))
+        rich.print(generation_table(self._directory.lineage(), "what members begin with"))
 
     # Two schedules
 
@@ -232,6 +243,11 @@ class PopulationSweeper(Sweeper):
             if any(record.generation > generation for record in lineage):
                 continue
             latest = {record.member: record for record in lineage}
+            if behind := [i for i, r in latest.items() if r.generation != generation]:
+                raise UsageError(
+                    f"{shown(self._directory.path / 'lineage.jsonl')} lacks generation {generation}"
+                    f" of member {', '.join(map(str, behind))}. {MEND}"
+                )
             for record in latest.values():
                 if record.copied:
                     assert record.parent is not None
@@ -239,8 +255,12 @@ class PopulationSweeper(Sweeper):
             log.info("round %d of %d: to %s frames", generation + 1, len(ends), f"{end:,}")
             failed = self._trained(end)
             if end < self._total_frames:
-                lineage += self._compared(latest, failed, end)
+                compared = self._compared(latest, failed, end)
+                lineage += compared
                 self._directory.write_lineage(lineage)
+                self._failures -= len(failed)  # which the lineage has now
+                title = f"after round {generation + 1} of {len(ends)}, at {end:,} frames"
+                rich.print(generation_table(compared, title))
 
     def _trained(self, end: int) -> set[int]:
         """Trains everyone who is not there yet; returns those who have failed."""
@@ -280,21 +300,15 @@ class PopulationSweeper(Sweeper):
                     checkpoint=None if is_failed else self._runs.pin(member.index, generation),
                 )
             )
-            log.info("%s", told(records[-1]))
         return records
 
     def _run_asynchronously(self) -> None:
-        """Members compare themselves while they run. Here those are started again that failed."""
+        """Members compare themselves while they run, and `supervisor` starts those again that fail.
+
+        Here those go on whose supervisor has ended, too.
+        """
         while pending := self._before(self._total_frames):
-            for member in sorted(self._launched(pending, None)):
-                latest = self._directory.latest()
-                try:
-                    record = self._runs.seed_again(member, self._rule, self._space, latest)
-                except ValueError as error:
-                    raise RunFailed(str(error)) from error
-                own = [r for r in self._directory.lineage() if r.member == member]
-                self._directory.write_lineage([*own, record], member)
-                log.info("%s", told(record))
+            self._launched(pending, None)
 
     def _before(self, frames: int) -> list[int]:
         """Members that are not there yet, once nobody trains any of them."""
@@ -325,36 +339,44 @@ class PopulationSweeper(Sweeper):
                     failed[member] = result._return_value  # its property prints, too
                 elif member in self._before(stop_frames or self._total_frames):
                     failed[member] = RuntimeError("its job ended before its time")
+        if (ended := self._directory.path / ".failed").exists():
+            raise RunFailed(ended.read_text())
         for member, error in failed.items():
             log.error("member %d failed: %s", member, error)
         self._failures += len(failed)
-        if self._failures > self._max_failures:
+        failures = self._failures + self._recorded_failures()
+        if failures > self._max_failures:
             raise RunFailed(
-                f"members have failed {self._failures} times, and"
+                f"members have failed {failures} times, and"
                 f" hydra.sweeper.max_failures={self._max_failures}"
             )
         return set(failed)
+
+    def _recorded_failures(self) -> int:
+        return sum(record.failed for record in self._directory.lineage())
 
     def _job(self, record: Record, stop_frames: int | None) -> list[str]:
         """The overrides of a member's job, which begins or goes on."""
         path = self._directory.member(record.member)
         where = quoted(str(self._directory.path))
+        most = f",max_failures:{self._max_failures}" if self._asynchronous else ""
         overrides = [
             *self._fixed,
             *_as_overrides(record.new),
             f"seed={member_seed(self._rule.seed, record.member)}",
-            f"population={{directory:{where},member:{record.member}}}",
+            f"population={{directory:{where},member:{record.member}{most}}}",
             f"hydra.sweep.dir={where}",
             f"hydra.sweep.subdir={record.member}",
         ]
         if stop_frames is not None:
             overrides.append(f"stop_frames={stop_frames}")
-        if path.exists():
-            if self._runs.frames(record.member) is None:
-                self._runs.remove_unstarted(record.member)
-            else:
-                overrides.append(f"resume={quoted(str(path))}")
-        return overrides
+        if self._runs.frames(record.member) is None:
+            clear(path, "job.json")
+            return overrides
+        if not (path / "config.yaml").exists():  # it failed before it began, and copies another
+            cfg = check(self._context, self._config, overrides, path, f"member {record.member}")
+            write_whole(path / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+        return [*overrides, f"resume={quoted(str(path))}"]
 
     # After the last job
 

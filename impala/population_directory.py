@@ -16,16 +16,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impala.loggers.json_lines import read_points
-from impala.population import FAILED, Choice, Interval, Space, Values
+from impala.population import FAILED, Choice, Interval, Space, Value, Values
 from impala.whole_file import write_whole
 
+SETTINGS = ("size", "fitness", "games", "rule", "space")  # that every population.json has
+MEND = "Put back a copy of it, or train a new population in another directory"
+MEND_OWN = "Remove it: the member's checkpoints have what it says"
 PINNED = 2  # checkpoints of a member that stay: one may be read while the next is written
 
 
@@ -67,8 +68,25 @@ class PopulationDirectory:
     def exists(self) -> bool:
         return (self.path / "population.json").exists()
 
+    def is_one(self) -> bool:
+        """Whether there is a population, if only what is left of one."""
+        return self.exists() or (self.path / "lineage.jsonl").exists()
+
     def settings(self) -> dict[str, Any]:
-        return json.loads((self.path / "population.json").read_text())
+        """ValueError if the file is missing or damaged."""
+        path = self.path / "population.json"
+        try:
+            settings = json.loads(path.read_text())
+            missing = [key for key in SETTINGS if key not in settings]
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is missing, which says what the population is. {MEND}"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: expected JSON, {error}. {MEND}") from error
+        if missing:
+            raise ValueError(f"{path} is damaged: expected keys {', '.join(missing)}. {MEND}")
+        return settings
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         write_whole(self.path / "population.json", json.dumps(settings, indent=1) + "\n")
@@ -76,11 +94,24 @@ class PopulationDirectory:
     # Its history
 
     def lineage(self) -> list[Record]:
-        """By generation and member. A member's own file knows best of the member."""
-        files = [self.path / "lineage.jsonl", *self.path.glob("*/lineage.jsonl")]
-        found = {
-            (record.generation, record.member): record for file in files for record in _read(file)
-        }
+        """By generation and member. A member's own file knows best of the member.
+
+        ValueError if a file is damaged, or a generation of a member is missing.
+        """
+        whole = self.path / "lineage.jsonl"
+        records = list(_read(whole, MEND))
+        for own in self.path.glob("*/lineage.jsonl"):
+            records += _read(own, MEND_OWN)
+        found = {(record.generation, record.member): record for record in records}
+        if self.exists():
+            newest = {member: generation for generation, member in sorted(found)}
+            for member in range(self.settings()["size"]):
+                for generation in range(newest.get(member, 0) + 1):
+                    if (generation, member) not in found:
+                        raise ValueError(
+                            f"{whole} {'lacks' if whole.exists() else 'is missing, and with it'}"
+                            f" generation {generation} of member {member}. {MEND}"
+                        )
         return [found[key] for key in sorted(found)]
 
     def latest(self) -> dict[int, Record]:
@@ -126,7 +157,61 @@ def space_from_json(rows: list[dict[str, Any]]) -> Space:
     ]
 
 
-def _read(path: Path) -> Iterator[Record]:
-    """The records of a file, which may be gone by the time it is read."""
-    with suppress(FileNotFoundError):
-        yield from (Record(**point) for point in read_points(path))
+def told(record: Record) -> str:
+    """A line for the log."""
+    fitness = "failed" if record.failed else "not known yet"
+    if record.fitness is not None:
+        fitness = f"{record.fitness:.1f}"
+    copied = f" copies member {record.parent} and" if record.copied else ""
+    values = ", ".join(
+        f"{short(key, record.new)} {shown_change(record.old.get(key), value)}"
+        for key, value in record.new.items()
+    )
+    return (
+        f"member {record.member}, generation {record.generation}, fitness {fitness}:{copied} goes"
+        f" on with {values}"
+    )
+
+
+def short(key: str, keys: Collection[str]) -> str:
+    """The last part of a key, if no other one has the same."""
+    name = key.rpartition(".")[2]
+    return key if sum(other.endswith(f".{name}") for other in keys) > 1 else name
+
+
+def shown_change(old: Value | None, new: Value) -> str:
+    """Such as "0.001 -> 0.0012"; the new one alone if nothing has changed."""
+    return _shown(new) if old in (None, new) else f"{_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _read(path: Path, what_to_do: str) -> Iterator[Record]:
+    """The records of a file, which may be gone by the time it is read.
+
+    ValueError if a line is damaged, the last one too: the file is replaced as a whole, so that no
+    crash can tear it. what_to_do: then.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("it ends in the middle")
+            record = Record(**json.loads(line))
+            if not (
+                isinstance(record.member, int)
+                and isinstance(record.generation, int)
+                and isinstance(record.new, dict)
+            ):
+                raise TypeError("a value is of another type")
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged: expected the generation of a member as JSON,"
+                f" {error}. {what_to_do}"
+            ) from error
+        yield record

@@ -12,12 +12,17 @@ from impala.population import (
     Change,
     Member,
     Rule,
-    Value,
     evolved,
     fitness,
     rank,
 )
-from impala.population_directory import PopulationDirectory, Record, space_from_json
+from impala.population_directory import (
+    PopulationDirectory,
+    Record,
+    short,
+    space_from_json,
+    told,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +50,7 @@ class PopulationMember:
         self._records = [r for r in self._directory.lineage() if r.member == member]
         if self._games is not None:  # what happened since the start is in the run's checkpoint
             del self._records[1:]
-        self._others = self._fitness_of_others()
+        self._rank = self._ranked()
 
     def metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """`population/...`, given the other metrics of a point."""
@@ -53,12 +58,13 @@ class PopulationMember:
         result = {"generation": float(record.generation)}
         if own is not None:
             result["fitness"] = own
-            result["rank"] = float(rank(own, self._others) or 0)
+        if self._rank is not None:
+            result["rank"] = float(self._rank)
         if record.parent is not None:
             result["parent"] = float(record.parent)
         for key, value in record.new.items():
             if not isinstance(value, str):
-                result[_short(key, record.new)] = float(value)
+                result[short(key, record.new)] = float(value)
         return {f"population/{name}": value for name, value in result.items()}
 
     # With schedule=asynchronous
@@ -94,7 +100,7 @@ class PopulationMember:
             checkpoint=pinned,
         )
         self._records.append(record)
-        self._others = self._fitness_of_others()
+        self._rank = self._ranked()
         log.info("%s", told(record))
         return state
 
@@ -113,6 +119,7 @@ class PopulationMember:
         if self._games is not None:
             self._records[1:] = [Record(**record) for record in state["records"]]
             self._compared_games = state["compared_games"]
+            self._rank = self._ranked()
             self.apply()
 
     def commit(self) -> None:
@@ -150,9 +157,11 @@ class PopulationMember:
             self._index, [own], self._rule, self._space, generation, frames
         )  # fmt: skip
 
-    def _fitness_of_others(self) -> list[float | None]:
+    def _ranked(self) -> int | None:
+        """By the fitness with which each was last compared; in rounds, all at one instant."""
         latest = self._directory.latest().values()
-        return [record.scored for record in latest if record.member != self._index]
+        others = [record.scored for record in latest if record.member != self._index]
+        return rank(self._records[-1].scored, others)
 
 
 def inherited(
@@ -176,31 +185,3 @@ def inherited(
         "learner": {**donor["learner"], "skipped": own["learner"]["skipped"]},
         "scoreboard": {**donor["scoreboard"], "games": own["scoreboard"]["games"]},
     }
-
-
-def told(record: Record) -> str:
-    """A line for the log."""
-    fitness = "failed" if record.failed else "not known yet"
-    if record.fitness is not None:
-        fitness = f"{record.fitness:.1f}"
-    copied = f" copies member {record.parent} and" if record.copied else ""
-    values = ", ".join(
-        f"{_short(key, record.new)} {_shown(record.old[key])} -> {_shown(value)}"
-        if record.old.get(key) != value
-        else f"{_short(key, record.new)} {_shown(value)}"
-        for key, value in record.new.items()
-    )
-    return (
-        f"member {record.member}, generation {record.generation}, fitness {fitness}:{copied} goes"
-        f" on with {values}"
-    )
-
-
-def _short(key: str, keys: Mapping[str, Value]) -> str:
-    """The last part of a key, if no other one has the same."""
-    name = key.rpartition(".")[2]
-    return key if sum(other.endswith(f".{name}") for other in keys) > 1 else name
-
-
-def _shown(value: Value) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -345,17 +345,19 @@ def test_a_run_resumes_with_what_may_change(finished):
 
 
 def test_lines_that_were_cut_away_are_said(finished):
+    more = f"total_frames={4 * UPDATE}", f"log_every_frames={UPDATE}"
+    assert run(f"resume={finished}", *more).code == 0
     for name, bytes_left in (("metrics.jsonl", 100), ("episodes.jsonl", 100)):
         path = finished / name
         path.write_bytes(path.read_bytes()[:bytes_left])
-    ran = run(f"resume={finished}", f"total_frames={3 * UPDATE}")
+    ran = run(f"resume={finished}", f"total_frames={5 * UPDATE}")
     assert (ran.code, ran.err) == (0, "")
     assert "metrics.jsonl: line 1, of 100 bytes, is torn or damaged and was dropped" in ran.out
     assert re.search(r"episodes.jsonl: line 2, of \d+ bytes, is torn or damaged", ran.out)
-    assert re.search(r"metrics.jsonl has 0 of the \d+ points that were there .* frames=40", ran.out)
+    assert re.search(r"metrics.jsonl has 0 of the 2 points that were there .* frames=80", ran.out)
     assert re.search(r"episodes.jsonl has 1 of the \d+ games that were there", ran.out)
-    assert [point["frames"] for point in points(finished)] == [3 * UPDATE]
-    ran = run(f"resume={finished}", f"total_frames={4 * UPDATE}")
+    assert [point["frames"] for point in points(finished)] == [5 * UPDATE]
+    ran = run(f"resume={finished}", f"total_frames={6 * UPDATE}")
     assert "torn" not in ran.out and "that were there" not in ran.out
 
 

@@ -220,7 +220,7 @@ def test_plain_lines_tell_progress_and_where_the_time_goes() -> None:
         "lag 1.5 max 4.0 | loss 123",
         "time: learner waiting 25 %, computing 75 % | actor environments 90 % | "
         "queue 50 % full | memory 1.5 GB",
-        "finished at 600 of 1,000 frames after 0:01:01, median 12.3 % (coverage 1/2)",
+        "paused at 600 of 1,000 frames (stop_frames) after 0:01:01, median 12.3 % (coverage 1/2)",
     ]
 
 
@@ -302,7 +302,7 @@ def test_log_records_go_above_the_live_screen(monkeypatch: pytest.MonkeyPatch) -
     above, below = terminal.getvalue().split("look out")
     assert above.count("a suite") == drawn  # the screen was wiped before the record, and drawn
     assert above.endswith("\x1b[2K") and "a suite" in below  # again below it
-    assert "finished at 5 of 1,000 frames" in terminal.getvalue().splitlines()[-1]
+    assert "paused at 5 of 1,000 frames" in terminal.getvalue().splitlines()[-1]
 
 
 def test_a_resumed_run_that_stops_at_once_says_where_it_is(tmp_path: Path) -> None:

@@ -324,16 +324,49 @@ def test_a_pinned_checkpoint_outlives_what_its_run_keeps(tmp_path):
     assert {p.name for p in (tmp_path / "donors").iterdir()} == {"3_2.pt", "3_3.pt"}
 
 
-def test_a_lineage_is_read_from_all_its_writers_torn_or_not(tmp_path):
+def test_a_lineage_is_read_from_all_its_writers(tmp_path):
     directory = PopulationDirectory(tmp_path)
     assert directory.lineage() == []
     directory.write_lineage([record(0, 0), record(1, 0)])
     directory.member(1).mkdir()
     directory.write_lineage([record(1, 0), record(1, 1, fitness=4.0)], member=1)
-    with (directory.member(1) / "lineage.jsonl").open("a") as file:
-        file.write('{"member": 1, "generation": 2, "fra')
     assert directory.lineage() == [record(0, 0), record(1, 0), record(1, 1, fitness=4.0)]
     assert directory.latest()[1].fitness == 4.0
+
+
+def damaged(path, change):
+    path.write_text(change(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("lineage.jsonl", lambda text: text[:-9], "lineage.jsonl, line 2 is damaged"),
+        ("lineage.jsonl", lambda text: text.replace("member", "m"), "line 1 is damaged: expected"),
+        ("lineage.jsonl", lambda text: text[text.index("\n") + 1 :],
+         "lacks generation 0 of member 0"),
+        ("lineage.jsonl", None, "lineage.jsonl is missing, and with it generation 0 of member 0"),
+        ("1/lineage.jsonl", lambda text: text + "[]\n", "line 4 is damaged.*Remove it"),
+        ("1/lineage.jsonl", lambda text: text.replace('"generation": 1', '"generation": 9'),
+         "lacks generation 1 of member 1"),
+        ("population.json", lambda text: text[:20], "population.json is damaged: expected JSON"),
+        ("population.json", lambda text: "{}", "population.json is damaged: expected keys size"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named_and_what_to_do(file, change, expected, tmp_path):
+    directory = PopulationDirectory(tmp_path)
+    directory.member(1).mkdir()
+    directory.write_lineage([record(0, 0), record(1, 0)])
+    directory.write_lineage([record(1, 0), record(1, 1), record(1, 2)], member=1)
+    directory.write_settings(dict.fromkeys(("fitness", "games", "rule", "space"), 1) | {"size": 2})
+    assert len(directory.lineage()) == 4
+    if change:
+        damaged(tmp_path / file, change)
+    else:
+        (tmp_path / file).unlink()
+    with pytest.raises(ValueError, match=expected) as error:
+        directory.lineage()
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
 def test_curves_follow_the_ancestry_of_copies():

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 import command_line
 import launch
+from hydra_plugins.launchers import jobs_at_once
 from impala.checkpoint import read
 from impala.loggers.json_lines import read_points
 from impala.population import Interval, Rule
@@ -152,8 +153,19 @@ def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder
         ran = run(*command, f"hydra.sweep.dir={folder / 'grid'}")
         assert ran.code == 2 and "grid" in ran.error
     assert [path.name for path in (folder / "grid").iterdir()] == ["sweep.json"]
-    ran = run("-m", f"sweep.resume={directory}")  # as a sweep of independent jobs
-    assert ran.code == 2 and "copy is a population" in ran.error
+    ran = run("-m", f"sweep.resume={directory}", "hydra/sweeper=grid")
+    command = "go on with python launch.py -m sweep.resume=copy"
+    assert ran.code == 2 and ran.error == f"copy is a population: {command}"
+    ran = run("-m", "sweep.resume=copy", "total_frames=2400")
+    assert ran.code == 2 and "total_frames is 900" in ran.error
+    assert run("-m", "sweep.resume=copy", "hydra.sweeper.max_failures=7").code == 0
+    (directory / "multirun.yaml").write_text("hydra: {}")
+    ran = run("-m", "sweep.resume=copy")
+    assert ran.code == 2 and "copy/multirun.yaml does not say what" in ran.error
+    (directory / "population.json").unlink()
+    for command in (ROUNDS, ("-m", f"sweep.resume={directory}")):
+        ran = run(*command, f"hydra.sweep.dir={directory}")
+        assert ran.code == 2 and "population.json is missing" in ran.error
     assert {m: points(directory, m) for m in range(3)} == before
 
 
@@ -224,6 +236,27 @@ def test_what_is_wrong_is_said_before_the_first_job(arguments, expected, folder)
     ran = run("-m", "hydra/sweeper=population", "suite=catch", *arguments)
     assert ran.code == 2 and expected in ran.error
     assert not (folder / "multirun").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "expected"),
+    [
+        ("basic", {}, 1),
+        ("joblib", {"n_jobs": 3}, 3),
+        ("joblib", {"n_jobs": -2}, 7),
+        ("joblib", {"n_jobs": -9}, 1),
+        ("joblib", {"n_jobs": None}, 1),
+        ("submitit_slurm", {"array_parallelism": 256}, 256),
+        ("submitit_local", {"cpus_per_task": 1}, None),
+        ("ray", {"ray": {"init": {"address": None}, "remote": {}}}, 8),
+        ("ray", {"ray": {"init": {"num_cpus": 6}, "remote": {"num_cpus": 2}}}, 3),
+        ("ray", {"ray": {"init": {"address": "auto"}, "remote": {"num_cpus": 2}}}, None),
+    ],
+)
+def test_jobs_that_a_launcher_runs_at_once(name, launcher, expected, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert jobs_at_once(name, OmegaConf.create(launcher)) == expected
 
 
 # Asynchronous
@@ -339,7 +372,7 @@ def test_a_killed_sweep_goes_on_with_the_same_numbers(sweep, folder):
         lambda: (path / "1" / "checkpoints" / "ckpt_300.pt").exists(),
     )
     assert not (path / "members.csv").exists()
-    ran = run(*ROUNDS, f"sweep.resume={path}")
+    ran = run("-m", f"sweep.resume={path}")
     assert ran.code == 0, ran.err
     assert "going on with the population" in ran.out
     same_history(path, sweep[0])

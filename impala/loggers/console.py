@@ -107,8 +107,11 @@ def closing_line(latest: Latest, exit_code: int) -> str:
     )
     if not latest.metrics:
         return f"{how} before anything was learned from"
+    where = ""
+    if exit_code == 0 and latest.frames < latest.total_frames:
+        how, where = "paused", " (stop_frames)"
     spent = duration(latest.get("time_s"))
     return (
-        f"{how} at {latest.frames:,} of {latest.total_frames:,} frames after {spent}, "
-        f"{latest.score} (coverage {latest.coverage})"
+        f"{how} at {latest.frames:,} of {latest.total_frames:,} frames{where}"
+        f" after {spent}, {latest.score} (coverage {latest.coverage})"
     )
