@@ -42,7 +42,7 @@ def states(sweep):
 
 def steady(run_dir):
     """What a run measured that does not depend on the machine's speed."""
-    varying = ("time", "rate/", "memory/", "lag_s")
+    varying = ("time", "rate/", "memory/", "lag_s", "step_s/")
     return [
         {key: value for key, value in point.items() if not key.startswith(varying)}
         for point in points(run_dir)
