@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from impala.whole_file import FULL
 from run_directory import (
     as_started,
     existing_run_dir,
@@ -100,6 +102,7 @@ class RunFailed(RuntimeError):
 def run(main: Callable[[], Any]) -> None:
     """Calls a function decorated by `hydra.main`; what Hydra refuses becomes one line as well."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise what went wrong, do not print it
+    hook, threading.excepthook = threading.excepthook, _thread_failed
     try:
         sys.argv[1:] = as_started(sys.argv[1:])
         main()
@@ -111,6 +114,15 @@ def run(main: Callable[[], Any]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    finally:
+        threading.excepthook = hook
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Its traceback; none of a full disk, which TensorBoard's thread tells the main one, too."""
+    error = failure.exc_value
+    if not (isinstance(error, OSError) and error.errno in FULL):
+        threading.__excepthook__(failure)
 
 
 @contextmanager
@@ -149,8 +161,17 @@ def reporting(run_dir: Path, mode: str) -> Iterator[None]:
     """While a run runs: its log says how it failed, and how to go on."""
     try:
         yield
+    except UsageError as error:
+        if is_job_of_sweep():
+            raise
+        print(f"launch.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
-        log.exception("the run failed")
+        if isinstance(error, OSError) and error.errno in FULL:
+            log.debug("stopped", exc_info=True)
+            log.error("the run stopped: %s", error)
+        else:
+            log.exception("the run failed")
         if mode == "train" and (run_dir / "checkpoints" / "last.pt").exists():
             log.info("it can go on from its last checkpoint: %s", resume_command(run_dir))
         if is_job_of_sweep():

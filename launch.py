@@ -41,9 +41,10 @@ from command_line import CONF, UsageError
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
 from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
+from impala.children import StopRequests
 from impala.cores import available_cores
 from impala.evaluation.beside_training import BesideTraining
-from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluation import Evaluation, EvaluationBusy
 from impala.evaluation.evaluator import evaluate
 from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
@@ -169,7 +170,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
-    metrics_file = JsonLines(run_dir / "metrics.jsonl", frames)  # cut before loggers read it
+    metrics_file = JsonLines(  # cut before loggers read it
+        run_dir / "metrics.jsonl", frames, state.get("points") if state else None
+    )
     evaluations = build_evaluations(cfg, suite, agent, run_dir, frames)
     experiment = Experiment(
         suite=suite,
@@ -260,19 +263,24 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     suite: Suite = instantiate(cfg.suite)
     suite.check()
     agent = build_agent(cfg, suite)
+    lock = claimed(run_dir, "evaluated")
     state = Checkpoints(run_dir / "checkpoints").load()
     with fitting():
         check_vocabulary(state, suite.spec)
         agent.load_state_dict(state["learner"]["agent"])
-    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + state["frames"])
+    frames = state["frames"]
+    evaluation = evaluation_of(cfg, suite, agent, seed=cfg.seed + frames)
+    loggers = build_loggers(cfg, suite, run_dir, evaluated_frames=frames)
     again = shlex.join(["python", "launch.py", *HydraConfig.get().overrides.task])
 
     def run() -> float:
-        try:
-            return evaluate(evaluation, frames=state["frames"], run_dir=run_dir)
-        except BaseException:  # also by a signal
-            log.info("go on with: %s", again)
-            raise
+        with lock:
+            try:
+                return evaluate(
+                    evaluation, frames=frames, run_dir=run_dir, loggers=loggers, again=again
+                )
+            except EvaluationBusy as error:  # by the run's own training
+                raise UsageError(str(error)) from error
 
     return run
 
@@ -342,7 +350,11 @@ def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | No
 
 
 def build_loggers(
-    cfg: DictConfig, suite: Suite, run_dir: Path, resume_frames: int | None
+    cfg: DictConfig,
+    suite: Suite,
+    run_dir: Path,
+    resume_frames: int | None = None,
+    evaluated_frames: int | None = None,
 ) -> list[Logger]:
     run = RunInfo(
         run_dir=run_dir,
@@ -353,8 +365,13 @@ def build_loggers(
         task_names=tuple(task.name for task in suite.tasks),
         headline=suite.headline,
         resume_frames=resume_frames,
+        evaluated_frames=evaluated_frames,
     )
-    return [instantiate(logger)(run) for logger in cfg.loggers.values()]
+    return [
+        instantiate(logger)(run)
+        for name, logger in cfg.loggers.items()
+        if evaluated_frames is None or name != "console"  # an evaluation shows itself
+    ]
 
 
 def commit() -> str | None:
@@ -462,6 +479,9 @@ def pick_autocast(choice: bool | str, device: torch.device) -> bool:
 
 
 if __name__ == "__main__":
+    stop_requests = StopRequests()
     for number in (signal.SIGINT, signal.SIGTERM):  # until the experiment handles them
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(
+            number, lambda number, _: sys.exit(128 + number) if stop_requests.is_new() else None
+        )
     command_line.run(main)

@@ -17,6 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from impala.whole_file import naming
+
 _made: list[Path] = []  # directories that this program made, outermost last
 
 
@@ -64,22 +66,27 @@ def existing_run_dir(resume: str | int) -> Path:
     return path.resolve()
 
 
-def claimed(run_dir: Path) -> IO[str]:
+def claimed(run_dir: Path, what: str = "trained") -> IO[str]:
     """A file that is locked while it is open, so that only one program trains the run.
 
     The system gives it up with the program, whatever ends that. ValueError if another has it.
+
+    what: "trained" or "evaluated"; one program can do this while another does that.
     """
-    file = (run_dir / ".lock").open("a+")
+    path = run_dir / {"trained": ".lock", "evaluated": "evaluation/.lock"}[what]
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "another program"
         file.close()
-        raise ValueError(f"{shown(run_dir)} is being trained by {owner}: stop that first") from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
-    file.flush()
+        raise ValueError(f"{shown(run_dir)} is being {what} by {owner}: stop that first") from None
+    with naming(path):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+        file.flush()
     return file
 
 

@@ -36,6 +36,7 @@ from impala.messages import (
 )
 from impala.pace import Pace
 from impala.patience import Patience
+from impala.step_times import SAMPLED, StepTimes
 from impala.trajectory import Step, Trajectory
 from impala.worker import WorkerError
 from suites.suite import TaskVectorEnv
@@ -103,7 +104,7 @@ class Actor:
         )
         self._environments_s = self._inference_s = 0.0
         self._level_cache = np.zeros(3, np.int64)
-        self._clock: list[float] = []  # before and after each of the first group was sent to
+        self._step_times = StepTimes()
         self._since_s = time.perf_counter()
         self._said: list[Broken | Slow | Reformed] = []
         self._reform: Crew | None = None
@@ -270,7 +271,8 @@ class Actor:
         hits, misses, failures = self._level_cache.tolist()
         self._level_cache[:] = 0
         seconds = environments_s, inference_s, max(waiting_s, 0.0)
-        return Unroll(slots, games, *seconds, (hits, misses, failures))
+        step_times = self._step_times.take()
+        return Unroll(slots, games, *seconds, (hits, misses, failures), step_times)
 
     # Rows
 
@@ -291,16 +293,15 @@ class Actor:
         assert group.slots is not None
         actions = self._games.actions(group.t, group.slots)
         start = time.perf_counter()
-        group.actions, group.sent_s = actions, time.monotonic()
+        group.actions, group.sent_s, group.clock = actions, time.monotonic(), [start]
         if group.worker is not None:
             with self._breaking(index):
                 group.worker.send(actions)
         else:
-            self._clock = [start]
             for member, columns in group.playing:
                 self._watch(member.task)
                 member.environment.send(actions[columns])
-                self._clock.append(time.perf_counter())
+                group.clock.append(time.perf_counter())
         self._environments_s += time.perf_counter() - start
 
     def _receive_all(self) -> bool:
@@ -364,14 +365,32 @@ class Actor:
                 rows.truncation_value[cut] = self._value(info, cut, columns.start, rows, numbers)
             clock.append(time.perf_counter())
         self._watch(NO_TASK)
+        group.steps += 1
+        if group.steps % SAMPLED == 0:
+            self._add_step_times(group, clock)
         if self._pace is not None and group.worker is None and len(group.playing) > 1:
-            self._watch_pace(group, np.diff(self._clock), np.diff(clock))
+            self._watch_pace(group, np.diff(group.clock), np.diff(clock))
         self._games.stepped(rows, numbers, lives, frames)
         group.actions = None
         if group.slots is not None:
             group.t += 1
             group.asking = group.t < self._unroll_length
         self._environments_s += time.perf_counter() - start
+
+    def _add_step_times(self, group: Group, clock: list[float]) -> None:
+        """clock: before and after each was received from, in the order of that.
+
+        Those that are stepped together work at the same time, so that what counts is how long the
+        actor was at each of them.
+        """
+        if group.worker is not None:
+            (member,) = group.members
+            self._step_times.add(member.task, clock[-1] - group.clock[0], 1)
+            return
+        sending_s, receiving_s = np.diff(group.clock).tolist(), np.diff(clock).tolist()
+        for index, seconds in zip(group.order, receiving_s, strict=True):
+            member, _ = group.playing[index]
+            self._step_times.add(member.task, sending_s[index] + seconds, len(member.numbers))
 
     def _watch_pace(
         self, group: Group, sending_s: NDArray[np.float64], receiving_s: NDArray[np.float64]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from impala.whole_file import naming
 from suites.suite import Spec
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,10 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, state: dict[str, Any]) -> Path:
-        """Writes `state`, which has "frames"; the files before it stay until it is whole."""
+        """Writes `state`, which has "frames"; the files before it stay until it is whole.
+
+        Raises OSError, naming the file.
+        """
         if not self.folder.parent.is_dir():
             raise FileNotFoundError(f"the run's directory {self.folder.parent} is gone")
         self.folder.mkdir(exist_ok=True)
@@ -79,17 +83,16 @@ class Checkpoints:
         buffer = io.BytesIO()  # written to a full disk, PyTorch says nothing of the disk
         torch.save({"format": FORMAT, **state}, buffer)
         try:
-            with open(temporary, "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            shutil.copyfile(path, temporary)
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, self.folder / "last.pt")
-        except OSError as error:
-            raise OSError(f"the checkpoint {path} could not be written: {error}") from error
+            with naming(path):
+                with open(temporary, "wb") as file:
+                    file.write(buffer.getbuffer())
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+                shutil.copyfile(path, temporary)
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.folder / "last.pt")
         finally:
             temporary.unlink(missing_ok=True)
         for old in self.numbered()[: -self._keep]:

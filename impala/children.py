@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -14,8 +15,28 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEATED_S = 1.0  # within which another signal is the same request, delivered again
 DEATH_S = 10.0  # that processes may take to end with their parent
 _PARENT = "IMPALA_PARENT"  # variable of the environment, which a child has from the first moment
+
+
+class StopRequests:
+    """Tells a further request to stop from another delivery of the same one.
+
+    Some supervisors send their signal twice within milliseconds, and what a terminal sends to all
+    processes a launcher may pass on as well.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = -math.inf
+
+    def is_new(self) -> bool:
+        """To be asked at each signal."""
+        now_s = time.monotonic()
+        if now_s - self._since_s < REPEATED_S:
+            return False
+        self._since_s = now_s
+        return True
 
 
 @contextmanager
@@ -27,15 +48,24 @@ def signals_held() -> Iterator[None]:
     """
     os.environ[_PARENT] = str(os.getpid())
     resource_tracker.ensure_running()  # of multiprocessing; its start would unblock them again
-    caught: list[int] = []
     # The mask is what children inherit. It does not keep handlers from running, as any thread's
     # signal is handled by the main one.
+    with signals_deferred():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """For what is to be done as a whole: SIGINT and SIGTERM are handled when the block ends."""
+    caught: list[int] = []
     handlers = {n: signal.signal(n, lambda number, _: caught.append(number)) for n in SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number in caught[:1]:

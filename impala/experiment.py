@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting, vocabulary
+from impala.children import StopRequests
 from impala.evaluation.beside_training import BesideTraining
 from impala.experience.experience import Batch, Experience
 from impala.learner import Learner, NonFiniteError
@@ -114,6 +116,7 @@ class Experiment:
         self._transport = transport
         self._experience = experience
         self._checkpoints = checkpoints
+        self._metrics_file = metrics_file
         self._episodes_file = episodes_file
         self._loggers = [metrics_file, *loggers]
         self._scoreboard = scoreboard
@@ -163,6 +166,9 @@ class Experiment:
                 raise  # the last checkpoint is the last good one, or cannot be written
             except Exception:
                 self._save()  # the weights are whole: they change only within an update
+                raise
+            except SystemExit:  # by a second signal
+                status, exit_code = "interrupted", 128 + self._signal
                 raise
             done = self._frames >= self._schedule.total_frames
             status, exit_code = "finished" if done else "paused", 0
@@ -403,6 +409,7 @@ class Experiment:
                 "frames": self._frames,
                 "updates": self._updates,
                 "games": self._episodes_file.games,
+                "points": self._metrics_file.points,
                 "time_s": self._elapsed_s(),
                 "learner": self._learner.state_dict(),
                 "vocabulary": vocabulary(self._suite.spec),
@@ -436,11 +443,14 @@ class Experiment:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the loop at a point where the weights are whole."""
+        """SIGINT and SIGTERM end the loop where the weights are whole; a second one at once."""
+        requests = StopRequests()
 
         def handle(number: int, frame: object) -> None:
+            if not requests.is_new():
+                return
             if self._signal:
-                raise KeyboardInterrupt  # the second time: at once
+                sys.exit(128 + number)
             self._signal = number
 
         previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -32,6 +32,8 @@ class Group:
     awaiting: bool = False  # was, and has no answer
     actions: NDArray[np.int64] | None = None  # the answer: sent to environments that are at it
     sent_s: float = 0.0  # when
+    clock: list[float] = field(default_factory=list)  # before and after each was sent to
+    steps: int = 0  # since the group was made
     free: list[slice] = field(default_factory=list)  # those outside share one list
     slots: slice | None = None  # that the unroll is written to; None between two
     t: int = 0  # the newest row

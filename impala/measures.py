@@ -21,7 +21,7 @@ _KEPT_VERSIONS = 2**16  # whose age in seconds is known; an older one counts as 
 
 
 class Measures:
-    """Lag and share of each task, rates, where time goes, memory and open files.
+    """Lag, share and pace of each task, rates, where time goes, memory and open files.
 
     Lag is measured where an unroll is learned from: in updates made since the version that acted in
     it, and in seconds since that version was published.
@@ -46,6 +46,8 @@ class Measures:
         self._learner_s: dict[str, float] = defaultdict(float)
         self._actor_s = np.zeros(3)
         self._level_cache = np.zeros(3, np.int64)
+        self._step_s = np.zeros(size)  # that environments of each task took for
+        self._steps = np.zeros(size, np.int64)  # so many steps that were timed
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -85,6 +87,9 @@ class Measures:
             self._published_s.fill(time.monotonic())
         self._actor_s += (delivery.environments_s, delivery.inference_s, delivery.waiting_s)
         self._level_cache += delivery.level_cache
+        for task, seconds, steps in delivery.step_times:
+            self._step_s[task] += seconds
+            self._steps[task] += steps
 
     def take(self, frames: int) -> dict[str, float]:
         """The metrics of the period that ends now, in which `frames` were learned from."""
@@ -105,6 +110,9 @@ class Measures:
         if self._level_cache.any():
             for name, count in zip(("hits", "misses", "failures"), self._level_cache, strict=True):
                 result[f"level_cache/{name}"] = float(count)
+        for name, seconds, steps in zip(self._names, self._step_s, self._steps, strict=True):
+            if steps:
+                result[f"step_s/{name}"] = float(seconds / steps)
         processes = [self._process, *self._process.children(recursive=True)]
         result["memory/rss_mb"] = sum(_rss(process) for process in processes) / 2**20
         result["memory/open_files"] = float(self._process.num_fds())

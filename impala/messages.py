@@ -28,6 +28,7 @@ class Unroll:
     inference_s: float  # in the network,
     waiting_s: float  # and waiting for free slots, or for others, since the unroll before
     level_cache: tuple[int, int, int] = (0, 0, 0)  # its hits, misses and failures
+    step_times: tuple[tuple[int, float, int], ...] = ()  # see impala.step_times, of all its groups
 
     @property
     def seconds(self) -> tuple[float, float, float]:
@@ -94,15 +95,20 @@ Said = Unroll | Broken | Slow | Reformed | Failed
 # Through a pipe: what is said once an unroll is packed by hand, the rest is pickled.
 
 _UNROLL, _FREE, _OTHER = b"u", b"f", b"o"  # the first byte
-_UNROLL_HEAD = struct.Struct("<qqdddqqq")
+_UNROLL_HEAD = struct.Struct("<qqdddqqqq")
+_STEP_TIME = struct.Struct("<qdq")
 _FREE_HEAD = struct.Struct("<qqq")
 
 
 def packed(message: Order | Said) -> bytes:
     if isinstance(message, Unroll):
         slots = message.slots
-        head = _UNROLL_HEAD.pack(slots.start, slots.stop, *message.seconds, *message.level_cache)
-        return _UNROLL + head + message.games.tobytes()
+        times = message.step_times
+        head = _UNROLL_HEAD.pack(
+            slots.start, slots.stop, *message.seconds, *message.level_cache, len(times)
+        )
+        packed_times = b"".join(_STEP_TIME.pack(*time) for time in times)
+        return _UNROLL + head + packed_times + message.games.tobytes()
     if isinstance(message, Free):
         slots = message.slots
         return _FREE + _FREE_HEAD.pack(message.group, slots.start, slots.stop)
@@ -111,10 +117,14 @@ def packed(message: Order | Said) -> bytes:
 
 def unpacked(message: bytes) -> Any:
     if message[:1] == _UNROLL:
-        start, stop, *seconds, hits, misses, failures = _UNROLL_HEAD.unpack_from(message, 1)
-        games = np.frombuffer(message, GAME, offset=1 + _UNROLL_HEAD.size)
-        level_cache = hits, misses, failures
-        return Unroll(slice(start, stop), games, *seconds, level_cache=level_cache)
+        start, stop, *seconds, hits, misses, failures, count = _UNROLL_HEAD.unpack_from(message, 1)
+        times_at = 1 + _UNROLL_HEAD.size
+        games_at = times_at + count * _STEP_TIME.size
+        step_times = tuple(_STEP_TIME.iter_unpack(message[times_at:games_at]))
+        games = np.frombuffer(message, GAME, offset=games_at)
+        cache = hits, misses, failures
+        slots = slice(start, stop)
+        return Unroll(slots, games, *seconds, level_cache=cache, step_times=step_times)
     if message[:1] == _FREE:
         group, start, stop = _FREE_HEAD.unpack_from(message, 1)
         return Free(group, slice(start, stop))

@@ -176,7 +176,8 @@ def inherited(
     own: None if the member has failed before its first checkpoint.
     """
     if own is None:
-        state = {key: value for key, value in donor.items() if key not in ("games", "population")}
+        others = "games", "points", "population"
+        state = {key: value for key, value in donor.items() if key not in others}
         return {**state, "frames": frames, "time_s": 0.0, "faults": {}}
     return {
         **own,

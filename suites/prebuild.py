@@ -9,10 +9,8 @@ It can be stopped and goes on where it was: maps that are there already take lit
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -22,12 +20,12 @@ from suites.apart import Failure, each_apart
 from suites.chosen import chosen
 from suites.dmlab30 import DUMMY_IMAGES, DmLab30
 from suites.lab import LabEnv
+from suites.progress_line import ProgressLine
 from suites.suite import Task
 
 SEEDS = 100
 SEEDS_AT_ONCE = 10  # of one instance of the engine
 MAP_BYTES = 80_000  # at most, of those that were seen
-SAY_EVERY_S = 5.0
 
 
 def build(suite: DmLab30, task: Task, seeds: range) -> list[int]:
@@ -89,26 +87,22 @@ def _prebuild(suite: DmLab30, workers: int) -> int:
         f" cache {suite.cache.folder}, what the engine prints in {log}",
         flush=True,
     )
-    start_s = said_s = time.monotonic()
     there = made = failed = 0
+    progress = ProgressLine(len(calls))
     with ExitStack() as stack:
         stack.callback(suite.tidy)
+        stack.callback(progress.close)
+        progress.show(0, "the first maps are being made")
         results = stack.enter_context(closing(each_apart(build, calls, workers, log)))
         for done, ((_, task, some), result) in enumerate(results, 1):
             if isinstance(result, Failure):
                 failed += 1
-                print(f"{task.name}, seeds {some[0]} to {some[-1]}: {result.cause}", flush=True)
+                progress.say(f"{task.name}, seeds {some[0]} to {some[-1]}: {result.cause}")
             else:
                 there, made, failed = np.add((there, made, failed), result)
-            now_s = time.monotonic()
-            if now_s - said_s >= SAY_EVERY_S or done == len(calls):
-                said_s = now_s
-                left_s = (now_s - start_s) / done * (len(calls) - done)
-                print(
-                    f"{100 * done // len(calls):3} %  {task.name}: {made} maps made, {there} were"
-                    f" there, {failed} failures; {datetime.timedelta(seconds=round(left_s))} left",
-                    flush=True,
-                )
+            progress.show(
+                done, f"{made} maps made, {there} were there, {failed} failures; {task.name}"
+            )
     if not failed:
         print(f"train with suite.seeds_per_task={len(seeds)} to play on them")
     return 1 if failed else 0

@@ -322,6 +322,8 @@ def test_prebuild_fills_it_for_the_seeds_of_a_run(lab, capsys):
     assert prebuild.main([*words, "--workers", "2"]) == 0
     printed = capsys.readouterr().out
     assert "12 maps made, 0 were there, 0 failures" in printed
+    shown = [line for line in printed.splitlines() if line.endswith(" left")]
+    assert shown[0].startswith("  0 %  the first maps") and shown[-1].startswith("100 %  ")
     assert prebuild.main([*words, "--workers", "1"]) == 0
     assert "0 maps made, 12 were there, 0 failures" in capsys.readouterr().out
     suite = chosen(words)

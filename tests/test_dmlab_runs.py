@@ -120,8 +120,9 @@ def test_counts_of_the_level_cache_reach_the_metrics(folder):
 
 
 def test_an_unroll_carries_them_through_a_pipe():
-    sent = Unroll(slice(3, 5), np.zeros(1, GAME), 1.0, 2.0, 3.0, (4, 5, 6))
-    assert unpacked(packed(sent)) == sent
+    for times in ((), ((7, 0.5, 8),), ((0, 0.25, 1), (3, 9.0, 2))):
+        sent = Unroll(slice(3, 5), np.zeros(1, GAME), 1.0, 2.0, 3.0, (4, 5, 6), times)
+        assert unpacked(packed(sent)) == sent
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_one_process_repeats_itself_bit_for_bit(tmp_path):
         experiment(tmp_path / name, Catch(), agent, total_frames=1500).run()
         weights.append(agent.state_dict())
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    timed = ("time", "rate", "memory", "lag_s")
+    timed = ("time", "rate", "memory", "lag_s", "step_s")
     points = [
         [{k: v for k, v in m.items() if not k.startswith(timed)} for m in lines(path)]
         for path in (tmp_path / "a" / "metrics.jsonl", tmp_path / "b" / "metrics.jsonl")
@@ -210,6 +210,24 @@ def test_lag_of_each_task_is_measured_in_updates_and_in_seconds(monkeypatch):
     assert not {"lag/idle", "dropped/fast", "dropped/idle"} & taken.keys()
     again = measures.take(1)
     assert not [key for key in again if key.startswith(("lag", "dropped", "down"))]
+
+
+def test_a_step_of_an_environment_takes_the_mean_over_actors_and_samples():
+    measures = Measures(["slow", "fast", "idle"])
+
+    def delivered(*times):
+        measures.delivery(
+            Delivery(0, np.arange(1), np.zeros(0, GAME), 1.0, 1.0, 0.0, (0,) * 3, times)
+        )
+
+    delivered((0, 3.0, 2), (1, 0.5, 4))
+    delivered((1, 0.3, 4))
+    taken = measures.take(1)
+    assert {key: value for key, value in taken.items() if key.startswith("step_s")} == {
+        "step_s/slow": 1.5, "step_s/fast": pytest.approx(0.1),
+    }  # fmt: skip
+    assert type(taken["step_s/slow"]) is float
+    assert not [key for key in measures.take(1) if key.startswith("step_s")]
 
 
 def test_start_up_is_in_no_rate(monkeypatch):

@@ -91,6 +91,25 @@ def play():
         played_one.actor.close()
 
 
+@pytest.mark.parametrize(("outside", "seconds"), [(False, 0.025), (True, 0.05)])
+def test_what_a_step_takes_is_told_of_each_task(play, outside, seconds):
+    """Inside, two environments share a step of 50 ms; outside, each takes that by itself."""
+    crew = (Seat(0, 1), Seat(1, 2, outside))
+    actor = play(crew, fault="sluggish", faulty="five")
+    told: dict[int, list[float]] = {0: [0.0, 0], 1: [0.0, 0]}
+
+    def enough(said):
+        for task, spent, steps in getattr(said, "step_times", ()):
+            told[task][0] += spent
+            told[task][1] += steps
+        return min(steps for _, steps in told.values()) >= 2
+
+    actor.until(enough)
+    (three_s, three), (five_s, five) = told.values()
+    assert three_s / three < 0.01
+    assert seconds <= five_s / five < 1.8 * seconds
+
+
 def check_rows(unroll):
     """What must hold in every unroll of the counting suite, whoever else was answered with it."""
     (state,) = unroll.core_state

@@ -1,5 +1,7 @@
 """`python launch.py ...`, as its user sees it: printed, written, refused, resumed, stopped."""
 
+import fcntl
+import gc
 import importlib.util
 import io
 import json
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,8 +28,13 @@ from omegaconf import OmegaConf
 import command_line
 import launch
 import run_directory
+from impala.children import StopRequests
+from impala.evaluation.progress import Progress
+from impala.whole_file import write_whole
 from run_directory import claimed
 from tests.playing_here import PlayingHere
+from tests.test_tensorboard import scalars
+from tests.test_weights_and_biases import history, summary
 
 LAUNCH = Path(launch.__file__).resolve()
 TINY = (
@@ -337,6 +344,23 @@ def test_a_run_resumes_with_what_may_change(finished):
     assert (config.envs_per_actor, config.algorithm.unroll_length) == (4, 5)
 
 
+def test_lines_that_were_cut_away_are_said(finished):
+    more = f"total_frames={4 * UPDATE}", f"log_every_frames={UPDATE}"
+    assert run(f"resume={finished}", *more).code == 0
+    for name, bytes_left in (("metrics.jsonl", 100), ("episodes.jsonl", 100)):
+        path = finished / name
+        path.write_bytes(path.read_bytes()[:bytes_left])
+    ran = run(f"resume={finished}", f"total_frames={5 * UPDATE}")
+    assert (ran.code, ran.err) == (0, "")
+    assert "metrics.jsonl: line 1, of 100 bytes, is torn or damaged and was dropped" in ran.out
+    assert re.search(r"episodes.jsonl: line 2, of \d+ bytes, is torn or damaged", ran.out)
+    assert re.search(r"metrics.jsonl has 0 of the 2 points that were there .* frames=80", ran.out)
+    assert re.search(r"episodes.jsonl has 1 of the \d+ games that were there", ran.out)
+    assert [point["frames"] for point in points(finished)] == [5 * UPDATE]
+    ran = run(f"resume={finished}", f"total_frames={6 * UPDATE}")
+    assert "torn" not in ran.out and "that were there" not in ran.out
+
+
 def test_what_would_be_another_run_is_refused_by_name(finished):
     run_dir = finished
     before = contents(run_dir)
@@ -430,7 +454,9 @@ def test_evaluation_prints_writes_and_touches_nothing_else(finished):
     assert (report["greedy"], len(report["games"]["catch"]["returns"])) == (True, 3)
     after = contents(run_dir)
     assert before.items() <= after.items()
-    assert {path.name for path in after.keys() - before.keys()} == {"40.json", "evaluate.log"}
+    assert {path.name for path in after.keys() - before.keys()} == {
+        ".lock", "40.json", "evaluate.log",
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -464,6 +490,63 @@ def test_evaluation_beside_training_gives_the_numbers_of_one_afterwards(playing_
     assert run("mode=evaluate", f"resume={run_dir}").code == 0
     again = json.loads((run_dir / "evaluation" / "120.json").read_text())
     assert (again["games"], again["weights"]) == (report["games"], report["weights"])
+
+
+def test_an_evaluation_is_logged_as_a_run_of_its_own(finished, playing_here):
+    ran = run("mode=evaluate", f"resume={finished}", "videos=1", "evaluation.games=2",
+              "loggers=[console,weights_and_biases,tensorboard]")  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert "finished at" not in ran.out  # the console's words are of training
+    report = json.loads((finished / "evaluation" / "40.json").read_text())
+    (file,) = finished.glob("evaluation/wandb/offline-run-*/*.wandb")
+    (point,) = history(finished, [file])
+    assert (point["frames"], point["evaluation/mean"]) == (40, report["score"])
+    assert summary([file])["headline/evaluation"] == report["score"]
+    assert scalars(finished / "evaluation")["evaluation/mean"] == [(40, report["score"])]
+    assert not (finished / "wandb").exists() and not (finished / "tensorboard").exists()
+
+
+def test_a_run_that_is_being_evaluated_is_left_alone(finished, playing_here):
+    with claimed(finished, "evaluated"):
+        before = contents(finished)
+        ran = run(f"resume={finished}", "mode=evaluate")
+        assert ran.code == 2
+        assert f"is being evaluated by process {os.getpid()} of " in ran.error
+        assert contents(finished) == before
+    (finished / "evaluation").mkdir(exist_ok=True)
+    with open(finished / "evaluation" / "40.games.jsonl", "a") as file:  # as beside training
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ran = run(f"resume={finished}", "mode=evaluate")
+        assert ran.code == 2 and "another program is at the evaluation" in ran.error
+    assert run(f"resume={finished}", "mode=evaluate", "evaluation.games=1").code == 0
+
+
+@pytest.mark.parametrize("when", ["impala.evaluation.evaluator.write_whole", "between"])
+def test_a_signal_after_the_last_game_leaves_the_report(finished, playing_here, monkeypatch, when):
+    """While it is written, or before that begins."""
+
+    def interrupted(call):
+        def wrapped(*arguments):
+            result = call(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        return wrapped
+
+    if when == "between":
+        when, call = "impala.evaluation.evaluator.Progress.show", Progress.show
+    else:
+        call = write_whole
+    monkeypatch.setattr(when, interrupted(call))
+    before = signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
+    try:
+        ran = run(f"resume={finished}", "mode=evaluate", "evaluation.games=2")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran.code == 130
+    assert "human-normalised" in ran.out and "go on with" not in ran.out
+    assert len(json.loads((finished / "evaluation" / "40.json").read_text())["games"]["catch"]) == 2
+    assert {path.name for path in (finished / "evaluation").iterdir()} == {".lock", "40.json"}
 
 
 def test_an_evaluation_that_is_stopped_says_how_to_go_on(finished, playing_here, monkeypatch):
@@ -513,6 +596,58 @@ def test_a_failure_is_logged_with_its_traceback_and_the_way_to_go_on(monkeypatch
     )
 
 
+@pytest.fixture
+def small_disk(folder):
+    """One of eight megabytes."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("it takes root to mount one")
+    yield disk
+    gc.collect()  # what still has a file of it open
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def filled(disk, but):
+    """All but so many bytes of it."""
+    left = shutil.disk_usage(disk).free - but
+    (disk / "filling").write_bytes(bytes(left))
+
+
+@pytest.mark.parametrize("loggers", ["[]", pytest.param("[tensorboard]", marks=pytest.mark.slow)])
+def test_a_full_disk_ends_a_run_with_a_line_that_says_what_to_do(small_disk, loggers):
+    where = f"hydra.run.dir={small_disk}/run"
+    assert run(*TINY, where, "total_frames=40", f"loggers={loggers}").code == 0
+    filled(small_disk, but=12_000)
+    before = {path.name for path in (small_disk / "run" / "checkpoints").iterdir()}
+    resume = f"resume={small_disk}/run"
+    ran = run(resume, "total_frames=100_000", f"log_every_frames={UPDATE}")
+    assert ran.code == 1 and "Traceback" not in ran.out + ran.err
+    stopped = r"the run stopped: cannot write to \S+/run/\S+: No space left on device. Make room"
+    assert len(re.findall(stopped, ran.out)) == 1
+    assert f"it can go on from its last checkpoint: python launch.py {resume[:7]}" in ran.out
+    assert before == {path.name for path in (small_disk / "run" / "checkpoints").iterdir()}
+    (small_disk / "filling").unlink()
+    assert run(resume, "total_frames=80").code == 0
+    assert [point["frames"] for point in points(small_disk / "run")][-1] == 80
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_a_full_disk_goes_on_once_there_is_room(small_disk, playing_here):
+    assert run(*TINY, f"hydra.run.dir={small_disk}/run", "total_frames=40").code == 0
+    filled(small_disk, but=13_000)  # lock, log and the first games take a page each
+    command = f"resume={small_disk}/run", "mode=evaluate", "evaluation.games=400"
+    ran = run(*command)
+    assert ran.code == 1 and "Traceback" not in ran.out + ran.err
+    assert re.search(r"the run stopped: cannot write to \S+/40\.\S+: No space left", ran.out)
+    assert "games are finished and kept" in ran.out and "go on with: python launch.py" in ran.out
+    (small_disk / "filling").unlink()
+    ran = run(*command)
+    assert ran.code == 0 and "going on with" in ran.out
+    assert {path.name for path in (small_disk / "run/evaluation").iterdir()} == {".lock", "40.json"}
+
+
 # Signals, to all processes at once, as a terminal and `timeout` send them
 
 
@@ -547,6 +682,48 @@ def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
     )
     assert (ran.code, ran.err) == (0, "")
     assert points(run_dir)[-1]["frames"] > stopped["frames"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("pause_s", [0.0, 1.1])  # the same one twice; another one
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+def test_a_signal_that_is_sent_twice_leaves_nothing_half_done(finished, mode, pause_s, number):
+    given = ["total_frames=100_000_000", "transport=shared_memory", "checkpoint.every_s=0.01"]
+    began = finished / "checkpoints" / "ckpt_40.pt"
+    if mode == "evaluate":
+        given = ["mode=evaluate", "evaluation.games=100_000", "evaluation.num_workers=2"]
+        began = finished / "evaluation" / "40.games.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, LAUNCH, f"resume={finished}", *given], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr.readline() == "launch.py: loading\n"
+    while began.exists() == (mode == "train") or (began.exists() and began.stat().st_size < 2_000):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    os.killpg(process.pid, number)
+    time.sleep(pause_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    _, error = process.communicate()
+    assert error == ""
+    # Python has no handlers any more in its last moments, when all of this is done.
+    assert process.returncode in (128 + number, -number)
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    kept = [path for path in finished.rglob(".*") if path.name != ".lock"]
+    assert kept == [], "of files that were being written"
+    arguments = ["total_frames=40"] if mode == "train" else ["mode=evaluate", "evaluation.games=1"]
+    assert run(f"resume={finished}", *arguments, "transport=in_process").code == 0
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch):
+    now = iter((10.0, 10.1, 11.05, 11.06, 20.0))
+    monkeypatch.setattr("impala.children.time.monotonic", lambda: next(now))
+    requests = StopRequests()
+    assert [requests.is_new() for _ in range(5)] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.7])  # at once; amid the imports of large libraries

@@ -11,6 +11,7 @@ import re
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import rich.console
 from impala.loggers.console import Console
 from impala.loggers.json_lines import Episode, EpisodeLog, JsonLines, truncate_after
 from impala.loggers.latest import Latest, duration, number
+from impala.loggers.log_file import LogFile
 from impala.loggers.logger import RunInfo
 from impala.loggers.screen import task_table
 
@@ -88,11 +90,11 @@ def test_resume_cuts_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Pa
 def test_a_torn_line_is_repaired_where_nothing_else_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"frames": 10}\n{"frames": 2')
-    assert truncate_after(path, frames=100) == 10
+    assert truncate_after(path, frames=100) == (1, 10)
     assert path.read_text() == '{"frames": 10}\n'
     path.write_text('{"frames": 10}\n{"frames": 20}')  # as good as whole, but the next line?
-    assert truncate_after(path, frames=100) == 10
-    assert truncate_after(path, frames=100) == 10
+    assert truncate_after(path, frames=100) == (1, 10)
+    assert truncate_after(path, frames=100) == (1, 10)
     assert path.read_text() == '{"frames": 10}\n'
     assert list(tmp_path.iterdir()) == [path]
 
@@ -146,6 +148,41 @@ def test_finished_games_are_kept_and_cut_like_points(tmp_path: Path) -> None:
     resumed.finish(0)
     assert [game["return"] for game in read(path)] == [-21.0, 5.0]
     assert resumed.games == 2
+
+
+def test_a_log_on_a_full_disk_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogFile("/dev/full", delay=True)
+    for word in ("one", "two"):
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, word, None, None))
+    handler.close()
+    assert capsys.readouterr().err == (
+        "the log /dev/full cannot be written (No space left on device): lines of it will be"
+        " missing\n"
+    )
+
+
+def test_what_is_dropped_at_a_resume_is_said_and_a_file_is_read_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "episodes.jsonl", []
+    lines = [json.dumps({"frames": frames, "task": "pong"}) for frames in range(10, 60, 10)]
+    path.write_text("\n".join([*lines[:2], "", lines[2], '{"frames": 35, "ta', lines[3]]) + "\n")
+    open_file = Path.open
+
+    def watched(self: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append((self.name, *arguments))
+        return open_file(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", watched)
+    games = EpisodeLog(path, resume_frames=40, resume_games=6)
+    assert games.games == 4
+    assert "2 lines, of 20 bytes together, are torn or damaged and were dropped" in caplog.text
+    assert "the first is line 3" in caplog.text
+    assert f"{path} has 4 of the 6 games that were there at the checkpoint" in caplog.text
+    assert opened.count(("episodes.jsonl", "rb")) == 1
+    caplog.clear()
+    assert EpisodeLog(path, resume_frames=40, resume_games=3).games == 3
+    assert caplog.text == ""  # a game that ended after the checkpoint is no damage
 
 
 # The console

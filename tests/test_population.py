@@ -296,6 +296,8 @@ def test_what_a_member_inherits_and_what_stays_its_own():
     }  # fmt: skip
     assert own.pop("scoreboard") == {"returns": "donor returns", "games": "own games"}
     assert all(value.startswith("own ") for value in own.values())
+    files = {"points": 3, "games": 5}  # lines of the donor's files, of which a new run has none
+    assert not files.keys() & inherited(None, {**state("donor"), **files}, 7).keys()
 
 
 # Files

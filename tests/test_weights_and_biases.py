@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -30,7 +33,11 @@ def _no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def follower(
-    run_dir: Path, resume_frames: int | None = None, mode: str = "auto"
+    run_dir: Path,
+    resume_frames: int | None = None,
+    mode: str = "auto",
+    evaluated_frames: int | None = None,
+    group: str | None = "a-group",
 ) -> WeightsAndBiases:
     run = RunInfo(
         run_dir=run_dir,
@@ -41,11 +48,12 @@ def follower(
         task_names=("pong",),
         headline="median",
         resume_frames=resume_frames,
+        evaluated_frames=evaluated_frames,
     )
     return WeightsAndBiases(
         run,
         project="a-project",
-        group="a-group",
+        group=group,
         tags=("a-tag",),
         mode=mode,
     )
@@ -76,12 +84,24 @@ def all_records(run_dir: Path) -> list[Record]:
     return [record for file in files for record in records(file)]
 
 
-def history(run_dir: Path) -> list[dict[str, float]]:
+def history(run_dir: Path, files: Iterable[Path] = ()) -> list[dict[str, Any]]:
+    """Of the run in the directory, or of these files."""
+    found = [record for file in files for record in records(file)] or all_records(run_dir)
     return [
         {".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in all_records(run_dir)
+        for record in found
         if record.WhichOneof("record_type") == "history"
     ]
+
+
+def summary(files: Iterable[Path]) -> dict[str, Any]:
+    return {
+        item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+        for file in files
+        for record in records(file)
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
 
 
 CRASH = """
@@ -189,13 +209,65 @@ def test_an_offline_run_holds_evaluations_tables_charts_videos_and_the_headline(
     assert first["evaluation/chart_table.nrows"] == 1
     assert not any(key.startswith("evaluation") for key in second)
     assert third["evaluation/median"] == 55.0 and "30.json is missing" in caplog.text
-    summary = {
-        item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
-        for record in all_records(tmp_path)
-        if record.HasField("summary")
-        for item in record.summary.update
+    said = summary(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert said["headline/score"] == 45.0 and said["headline/evaluation"] == 55.0
+
+
+def test_an_evaluation_after_training_is_a_run_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    training = follower(tmp_path)
+    training.write(10, {"updates": 1.0})
+    training.commit(10)
+    training.finish(0)
+    of_training = [(path, path.read_bytes()) for path in tmp_path.glob("wandb/*/*.wandb")]
+    video = tmp_path / "evaluation" / "10.videos" / "pong_0.mp4"
+    video.parent.mkdir(parents=True)
+    video.write_bytes(b"a video")
+    report = {
+        "metrics": {"hns/pong": 50.0, "return/pong": -3.0, "length/pong": 400.0},
+        "games": {"pong": {"returns": [-2.0, -4.0], "lengths": [400, 400]}},
+        "videos": ["evaluation/10.videos/pong_0.mp4"],
     }
-    assert summary["headline/score"] == 45.0 and summary["headline/evaluation"] == 55.0
+    (tmp_path / "evaluation" / "10.json").write_text(json.dumps(report))
+    loggers = [follower(tmp_path, evaluated_frames=10, group=group) for group in ("a-group", None)]
+    stopped = follower(tmp_path, evaluated_frames=10)
+    for logger in loggers:
+        logger.write(10, {"evaluation/frames": 10.0, "evaluation/median": 50.0})
+        logger.commit(10)
+        logger.finish(0)
+    stopped.finish(130)
+
+    runs = {}
+    for file in tmp_path.glob("evaluation/wandb/offline-run-*/*.wandb"):
+        of_kind = {record.WhichOneof("record_type"): record for record in records(file)}
+        runs[of_kind["run"].run.run_group] = file, of_kind["run"].run
+    assert set(runs) == {"a-group", "a-name"}  # the one that was stopped has none
+    ids = {run.run_id for _, run in runs.values()}
+    assert len(ids | {json.loads((tmp_path / "wandb_run.json").read_text())["id"]}) == 3
+    assert {(run.job_type, run.display_name) for _, run in runs.values()} == {
+        ("evaluate", "a-name, 10 frames")
+    }
+    for file, _ in runs.values():
+        (point,) = history(tmp_path, [file])
+        assert (point["frames"], point["evaluation/median"]) == (10, 50.0)
+        table = json.loads((file.parent / "files" / point["evaluation/table.path"]).read_text())
+        assert table["data"] == [["pong", 50.0, -3.0, 400.0, 2]]
+        assert [path.read_bytes() for path in file.parent.rglob("*.mp4")] == [b"a video"]
+        assert summary([file])["headline/evaluation"] == 50.0
+    assert of_training == [(path, path.read_bytes()) for path in tmp_path.glob("wandb/*/*.wandb")]
+
+
+def test_an_evaluation_says_where_it_is_when_the_service_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_):
+        raise BrokenPipeError("the service died")
+
+    monkeypatch.setattr(wandb, "init", fail)
+    follower(tmp_path, evaluated_frames=10).write(10, {"evaluation/median": 50.0})
+    assert f"this evaluation is in {tmp_path / 'evaluation' / '10.json'}" in caplog.text
 
 
 class FakeRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 
 from impala.agents.agent import Agent
 from impala.evaluation.evaluation import Evaluation
-from impala.evaluation.evaluator import Evaluator
+from impala.evaluation.evaluator import Evaluator, logged
 from impala.loggers.json_lines import read_points
+from impala.whole_file import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,9 @@ class BesideTraining:
             self._running.turn(timeout_s)
             if self._running.finished_games < self._running.total_games:
                 return
-            self._results.append(_metrics(self._running.finish()))
+            report = self._running.finish()
+            _log(report)
+            self._results.append(logged(report))
         except Exception:
             self._failed(self._running.frames)
         self._running.close()
@@ -131,18 +135,17 @@ class BesideTraining:
             self._failed(frames)
 
     def _failed(self, frames: int) -> None:
-        log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")
+        error = sys.exc_info()[1]
+        if isinstance(error, DiskFull):  # which needs no traceback
+            log.error("no evaluation of %s frames, training goes on: %s", f"{frames:,}", error)
+        else:
+            log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")
 
 
-def _metrics(report: dict[str, Any]) -> dict[str, float]:
-    """`evaluation/median`, `evaluation/hns/<task>` and so on, and `evaluation/frames`."""
+def _log(report: dict[str, Any]) -> None:
     headline = report["headline"]
     log.info(
         "evaluation of %s frames: %s %.1f %%, %d games of each of %d tasks",
         f"{report['frames']:,}", headline, report["score"], report["games_per_task"],
         len(report["games"]),
     )  # fmt: skip
-    return {
-        "evaluation/frames": float(report["frames"]),
-        **{f"evaluation/{k.removeprefix('score/')}": v for k, v in report["metrics"].items()},
-    }

@@ -17,6 +17,10 @@ class EvaluationError(RuntimeError):
     """A game could not be played; the message carries the worker's own traceback."""
 
 
+class EvaluationBusy(ValueError):
+    """Another program plays the same games."""
+
+
 class Game(NamedTuple):
     raw_return: float
     length: int  # environment frames

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from impala.children import signals_deferred
 from impala.evaluation.evaluation import Evaluation
 from impala.evaluation.games_file import GamesFile, put_aside
 from impala.evaluation.progress import Progress
 from impala.evaluation.video import video_path
 from impala.evaluation.workers import Workers
+from impala.loggers.logger import Logger
 from impala.whole_file import write_whole
 from suites.score import Scoreboard, provenance
-from suites.suite import Suite
 
 log = logging.getLogger(__name__)
 
@@ -155,30 +158,66 @@ class Evaluator:
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
 
-def evaluate(evaluation: Evaluation, *, frames: int, run_dir: Path) -> float:
+def evaluate(
+    evaluation: Evaluation,
+    *,
+    frames: int,
+    run_dir: Path,
+    loggers: Sequence[Logger] = (),
+    again: str | None = None,
+) -> float:
     """Plays, shows progress, prints a table, writes the report; returns the headline score.
 
-    Raises EvaluationError if games cannot be played. Whatever ends it, finished games are kept.
+    Raises EvaluationError if games cannot be played, EvaluationBusy while another program plays
+    them. Whatever ends it, finished games are kept; if all are finished the report is written.
+
+    loggers: are sent what was found, at `frames`.
+    again: the command that goes on with it, for the log.
     """
-    suite = evaluation.suite
-    with Evaluator(evaluation, frames=frames, run_dir=run_dir) as evaluator:
-        with Progress(evaluator.total_games, evaluator.finished_games) as progress:
+    exit_code = 1
+    report: dict[str, Any] = {}
+    with ExitStack() as closing:
+        for logger in loggers:
+            closing.callback(lambda logger=logger: logger.finish(exit_code))
+        with Evaluator(evaluation, frames=frames, run_dir=run_dir) as evaluator:
             try:
-                while evaluator.finished_games < evaluator.total_games:
-                    for task in evaluator.turn(timeout_s=0.5):
-                        _log_task(evaluator, task)
-                    progress.show(evaluator.finished_games, evaluator.frames_played)
+                try:
+                    _play(evaluator)
+                finally:
+                    if evaluator.finished_games == evaluator.total_games:
+                        with signals_deferred():
+                            report = evaluator.finish()
+                            Console().print(_table(evaluator, report))
             except BaseException:
-                log.info(
-                    "stopped: %d of %d games are finished and kept",
-                    evaluator.finished_games, evaluator.total_games,
-                )  # fmt: skip
+                if not report:
+                    log.info(
+                        "stopped: %d of %d games are finished and kept",
+                        evaluator.finished_games, evaluator.total_games,
+                    )  # fmt: skip
+                    if again:
+                        log.info("go on with: %s", again)
                 raise
-        report = evaluator.finish()
-    how = "greedy" if evaluation.greedy else "sampled"
-    title = f"{suite.name} after {frames:,} frames, {how} actions"
-    Console().print(_table(suite, title, report))
+        for logger in loggers:
+            logger.write(frames, logged(report))
+            logger.commit(frames)
+        exit_code = 0
     return report["score"]
+
+
+def logged(report: dict[str, Any]) -> dict[str, float]:
+    """What loggers have of a report: `evaluation/median`, `evaluation/hns/<task>` and so on."""
+    return {
+        "evaluation/frames": float(report["frames"]),
+        **{f"evaluation/{k.removeprefix('score/')}": v for k, v in report["metrics"].items()},
+    }
+
+
+def _play(evaluator: Evaluator) -> None:
+    with Progress(evaluator.total_games, evaluator.finished_games) as progress:
+        while evaluator.finished_games < evaluator.total_games:
+            for task in evaluator.turn(timeout_s=0.5):
+                _log_task(evaluator, task)
+            progress.show(evaluator.finished_games, evaluator.frames_played)
 
 
 def _log_task(evaluator: Evaluator, task: int) -> None:
@@ -191,8 +230,10 @@ def _log_task(evaluator: Evaluator, task: int) -> None:
     )  # fmt: skip
 
 
-def _table(suite: Suite, title: str, report: dict[str, Any]) -> Table:
-    table, metrics = Table(title=title), report["metrics"]
+def _table(evaluator: Evaluator, report: dict[str, Any]) -> Table:
+    suite, metrics = evaluator.evaluation.suite, report["metrics"]
+    how = "greedy" if report["greedy"] else "sampled"
+    table = Table(title=f"{suite.name} after {report['frames']:,} frames, {how} actions")
     table.add_column("game", no_wrap=True)
     for name in ("return", "human-normalised", "games"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -11,11 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from impala.evaluation.evaluation import Chunk, Game
+from impala.evaluation.evaluation import Chunk, EvaluationBusy, Game
+from impala.whole_file import naming
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,8 @@ log = logging.getLogger(__name__)
 class GamesFile:
     """Goes on with the file if it is of this very evaluation, else begins a new one.
 
-    One of another evaluation is kept under another name. ValueError while another program writes
-    to it. `games`: those that were there, and those that were added since.
+    One of another evaluation is kept under another name. EvaluationBusy while another program
+    writes to it. `games`: those that were there, and those that were added since.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -73,7 +75,7 @@ class GamesFile:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise ValueError(
+            raise EvaluationBusy(
                 f"another program is at the evaluation of {self.path}: wait for it, or stop it"
             ) from None
         return file
@@ -98,14 +100,14 @@ class GamesFile:
         size = self._file.seek(0, os.SEEK_END)
         data = memoryview((json.dumps(line) + "\n").encode())
         try:
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(size)
-            raise OSError(
-                error.errno, f"cannot write to {self.path}: {error.strerror}. Make room, then go on"
-            ) from error
+            with naming(self.path):
+                while data:
+                    data = data[self._file.write(data) :]
+                os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):  # the first error is the one to report
+                self._file.truncate(size)
+            raise
 
 
 def put_aside(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from impala.whole_file import naming
 from suites.camera import Camera
 
 LEAST_WIDTH = 320  # pixels; smaller pictures are magnified by a whole number
@@ -82,19 +83,21 @@ class Video:
             self._write(picture, value)
 
     def save(self) -> None:
-        for packet in self._stream.encode():
-            self._container.mux(packet)
-        self._container.close()
-        with open(self._temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self._temporary, self._path)
+        with naming(self._path):
+            for packet in self._stream.encode():
+                self._container.mux(packet)
+            self._container.close()
+            with open(self._temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self._path)
 
     def _write(self, picture: np.ndarray, value: float) -> None:
         import av
 
         frame = av.VideoFrame.from_ndarray(self._drawn(picture, value), format="rgb24")
-        for packet in self._stream.encode(frame):
-            self._container.mux(packet)
+        with naming(self._path):
+            for packet in self._stream.encode(frame):
+                self._container.mux(packet)
 
     def _drawn(self, picture: np.ndarray, value: float) -> np.ndarray:
         text = f"score {self._score:,g}", f"value {value:.2f}"

@@ -23,6 +23,7 @@ from impala.cores import on_any_core
 from impala.evaluation.evaluation import Chunk, Evaluation, EvaluationError, Game
 from impala.evaluation.player import Player
 from impala.patience import Patience
+from impala.whole_file import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Workers:
         """What was finished since the last call; waits for news if there are none.
 
         Raises EvaluationError, naming the task, if workers fail in the same games again and again,
-        once all that was finished has been returned.
+        once all that was finished has been returned; DiskFull if there is no room for a video.
         """
         finished = []
         by_connection = {worker.connection: worker for worker in self._workers if worker.chunk}
@@ -86,6 +87,8 @@ class Workers:
             worker.heard_s = time.monotonic()
             if isinstance(message, int):
                 self.steps += message
+            elif isinstance(message, DiskFull):
+                raise message
             elif isinstance(message, str):
                 self._replace(worker, message)
             else:
@@ -182,7 +185,9 @@ def _work(evaluation: Evaluation, run_dir: Path, frames: int, connection: Connec
         while True:
             chunk = connection.recv()
             try:
-                result: list[Game] | str = player.play(chunk)
+                result: list[Game] | str | DiskFull = player.play(chunk)
+            except DiskFull as error:  # another worker has no more room
+                result = error
             except Exception:
                 result = traceback.format_exc()
             connection.send(result)

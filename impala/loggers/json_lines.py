@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from impala.whole_file import naming
+
 log = logging.getLogger(__name__)
 
 
@@ -34,10 +36,23 @@ class JsonLines:
 
     path:           the file. A fresh run does not go on in a file of another one.
     resume_frames:  of the checkpoint a resumed run goes on from: later lines are cut.
+    resume_points:  that there were then: if there are fewer now, the log says so.
     """
 
-    def __init__(self, path: str | Path, resume_frames: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        resume_frames: int | None = None,
+        resume_points: int | None = None,
+    ) -> None:
         self._file = _AppendOnly(Path(path), resume_frames)
+        self.points = self._file.lines  # in the file
+        if resume_points is not None and self.points < resume_points:
+            log.warning(
+                "%s has %d of the %d points that were there at the checkpoint of frames=%d, up to"
+                " frames=%d: the run goes on, the others are missing in every curve",
+                path, self.points, resume_points, resume_frames, max(self._file.last_frames, 0),
+            )  # fmt: skip
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a point: `frames`, `updates`, `time_s`, then the "group/name" keys by name.
@@ -58,6 +73,7 @@ class JsonLines:
         keys += sorted(key for key in metrics if key not in ("frames", "updates", "time_s"))
         self._file.append(_encode({"frames": int(frames), **{key: metrics[key] for key in keys}}))
         self._file.last_frames = frames
+        self.points += 1
 
     def commit(self, frames: int) -> None:
         """Forces the lines to the disk, so that a power cut leaves no gap before a checkpoint."""
@@ -78,8 +94,13 @@ class EpisodeLog:
         self, path: str | Path, resume_frames: int | None = None, resume_games: int | None = None
     ) -> None:
         self._file = _AppendOnly(Path(path), resume_frames, resume_games)
-        with open(path, "rb") as lines:
-            self.games = sum(1 for _ in lines)  # in the file
+        self.games = self._file.lines  # in the file
+        if resume_games is not None and self.games < resume_games:
+            log.warning(
+                "%s has %d of the %d games that were there at the checkpoint of frames=%d: the run"
+                " goes on without the others",
+                path, self.games, resume_games, resume_frames,
+            )  # fmt: skip
 
     def write(self, episodes: Iterable[Episode]) -> None:
         """Appends finished games in one write. Raises OSError, naming the file."""
@@ -107,38 +128,59 @@ class EpisodeLog:
         self._file.close()
 
 
-def truncate_after(path: str | Path, frames: int, lines: int | None = None) -> int:
+class Kept(NamedTuple):
+    """What is left of a file that was cut."""
+
+    lines: int
+    last_frames: int  # of the last line, or -1
+
+
+def truncate_after(path: str | Path, frames: int, lines: int | None = None) -> Kept:
     """Cuts every line whose `frames` are above those given, or above the number of `lines`, and a
     torn last line.
 
     The new file replaces the old one at once, so that a crash leaves either of them whole. A
-    file that is not there has no lines to cut. Returns the frames of the last line left, or -1.
+    file that is not there has no lines to cut. Raises OSError, naming the file.
     """
     path = Path(path)
     if not path.exists():
-        return -1
+        return Kept(0, -1)
     kept = path.with_name(path.name + ".tmp")
     last_frames, left, cut = -1, 0, False
-    with path.open("rb") as source, kept.open("wb") as target:
-        for line_number, line in enumerate(source, start=1):
-            point = _decode(line)
-            if point is None:
-                log.warning("%s: line %d is torn or damaged and was dropped", path, line_number)
-                cut = True
-            elif point["frames"] > frames or (lines is not None and left >= lines):
-                cut = True
-            else:
-                left += 1
-                target.write(line)
-                last_frames = point["frames"]
-        target.flush()
-        os.fsync(target.fileno())
+    damaged: list[tuple[int, int]] = []  # numbers and sizes of lines
+    try:
+        with naming(kept), path.open("rb") as source, kept.open("wb") as target:
+            for line_number, line in enumerate(source, start=1):
+                point = _decode(line)
+                if point is None:
+                    damaged.append((line_number, len(line)))
+                    cut = True
+                elif point["frames"] > frames or (lines is not None and left >= lines):
+                    cut = True
+                else:
+                    left += 1
+                    target.write(line)
+                    last_frames = point["frames"]
+            target.flush()
+            os.fsync(target.fileno())
+    except BaseException:
+        kept.unlink(missing_ok=True)
+        raise
     if cut:
         os.replace(kept, path)
         _sync_directory(path.parent)
     else:
         kept.unlink()
-    return last_frames
+    if damaged:
+        (first, _), *others = damaged
+        size = sum(size for _, size in damaged)
+        if others:
+            what = f"{len(damaged)} lines, of {size} bytes together, are torn or damaged and were"
+            log.warning("%s: %s dropped, the first is line %d", path, what, first)
+        else:
+            what = f"line {first}, of {size} bytes, is torn or damaged and was dropped"
+            log.warning("%s: %s", path, what)
+    return Kept(left, last_frames)
 
 
 def read_points(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -159,11 +201,11 @@ class _AppendOnly:
         self, path: Path, resume_frames: int | None, resume_lines: int | None = None
     ) -> None:
         self.path = path
-        self.last_frames = -1
+        self.lines, self.last_frames = 0, -1  # when it was opened
         if resume_frames is not None:
             if not path.exists():
                 log.warning("%s is missing: it starts again at frames=%d", path, resume_frames)
-            self.last_frames = truncate_after(path, resume_frames, resume_lines)
+            self.lines, self.last_frames = truncate_after(path, resume_frames, resume_lines)
         elif path.exists() and path.stat().st_size:
             raise FileExistsError(
                 f"{path} already has lines of another run; a new run needs a directory of its own, "
@@ -176,19 +218,18 @@ class _AppendOnly:
         size = os.fstat(self._file.fileno()).st_size
         rest = memoryview(lines)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
+            with naming(self.path):
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
-            raise OSError(
-                error.errno,
-                f"cannot write to {self.path}: {error.strerror}. Make room, then resume the run",
-            ) from error
+            raise
 
     def sync(self) -> None:
         if not self._file.closed:
-            os.fsync(self._file.fileno())
+            with naming(self.path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

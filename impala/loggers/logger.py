@@ -20,13 +20,15 @@ class RunInfo:
     task_names: tuple[str, ...]
     headline: str  # the key of the suite's score that names *the* score, such as "median"
     resume_frames: int | None  # of the checkpoint a resumed run goes on from
+    evaluated_frames: int | None = None  # of the checkpoint that is evaluated, where one is
 
 
 class Logger(Protocol):
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         """One point: flat "group/name" keys, and `frames`, environment frames, as the x-axis.
 
-        `metrics` also has the plain keys `updates` and `time_s`. Frames grow from call to call.
+        While a run trains `metrics` also has the plain keys `updates` and `time_s`, and frames grow
+        from call to call. An evaluation afterwards is one point, once its report is written.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""TensorBoard: the same names, over frames, in `tensorboard/` of the run's directory."""
+"""TensorBoard: the same names, over frames, in `tensorboard/` of the run's directory.
+
+Evaluations after training are in `evaluation/tensorboard/`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from impala.loggers.json_lines import read_points
 from impala.loggers.logger import RunInfo
+from impala.whole_file import naming
 
 
 class TensorBoard:
@@ -25,29 +29,35 @@ class TensorBoard:
                 " 'impala[tensorboard]', or choose other loggers"
             )
         self._run = run
+        is_training = run.evaluated_frames is None
+        parent = run.run_dir if is_training else run.run_dir / "evaluation"
+        self._folder = parent / "tensorboard"
         self._writer: Any = None  # until the first point: a run that is refused leaves no file
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            self._open()
-        self._add(frames, metrics)
+        with naming(self._folder):
+            if self._writer is None:
+                self._open()
+            self._add(frames, metrics)
 
     def commit(self, frames: int) -> None:
         """Writes out what was held back, so that no resume finds a gap before the checkpoint."""
         if self._writer:
-            self._writer.flush()
+            with naming(self._folder):
+                self._writer.flush()
 
     def finish(self, exit_code: int) -> None:
         if self._writer:
-            self._writer.close()
+            with naming(self._folder):
+                self._writer.close()
 
     def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder, resume_frames = self._run.run_dir / "tensorboard", self._run.resume_frames
-        is_new = not folder.exists()
+        resume_frames = self._run.resume_frames
+        is_new = not self._folder.exists()
         self._writer = SummaryWriter(
-            str(folder), purge_step=None if resume_frames is None else resume_frames + 1
+            str(self._folder), purge_step=None if resume_frames is None else resume_frames + 1
         )
         if is_new and resume_frames is not None:
             for point in read_points(self._run.run_dir / "metrics.jsonl"):

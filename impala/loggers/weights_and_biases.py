@@ -39,6 +39,10 @@ class WeightsAndBiases:
     W&B's files go to `wandb/` in the run directory and the run's id to `wandb_run.json`. At a
     resume `metrics.jsonl` must already be cut at the checkpoint.
 
+    An evaluation after training is a W&B run of its own, of job type "evaluate", beside the one of
+    the training in its group, or in one that has its name; its files are in `evaluation/wandb/`. It
+    begins with its first point, so that one which was stopped has none.
+
     mode:              "online", "offline", "disabled", or "auto": $WANDB_MODE if that is set, else
                        online with a login ($WANDB_API_KEY or netrc) and offline without one.
     init_timeout_s:    how long a server may take to answer before the run goes offline.
@@ -64,15 +68,21 @@ class WeightsAndBiases:
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} of Weights & Biases, expected one of {MODES}")
-        self._run_dir = Path(run.run_dir)
+        self._run_dir = self._folder = Path(run.run_dir)
+        self._evaluated_frames = run.evaluated_frames
+        name = run.name
+        if run.evaluated_frames is not None:
+            self._folder = self._run_dir / "evaluation"
+            group, job_type = group or name, "evaluate"
+            name = f"{name}, {run.evaluated_frames:,} frames"
         self._headline = run.headline
         self._arguments = {
-            "dir": str(self._run_dir),
+            "dir": str(self._folder),
             "project": project,
             "entity": entity,
             "group": group,
             "job_type": job_type,
-            "name": run.name,
+            "name": name,
             "tags": list(tags),
             "config": dict(run.config),
         }
@@ -82,10 +92,12 @@ class WeightsAndBiases:
         self._sent_frames = -1
         self._run: Any = None
         self.mode = _decide(mode)
-        if self.mode != "disabled":
-            self._start(run.resume_frames)
+        self._is_to_start = self.mode != "disabled"
+        if run.evaluated_frames is None:
+            self._start_if_due(run.resume_frames)
 
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
+        self._start_if_due(None)
         if self._run is not None:
             self._pending.append((frames, dict(metrics)))
 
@@ -107,8 +119,14 @@ class WeightsAndBiases:
         except Exception as error:
             self._give_up(error)
 
+    def _start_if_due(self, resume_frames: int | None) -> None:
+        if self._is_to_start:
+            self._is_to_start = False
+            is_training = self._evaluated_frames is None
+            self._arguments["id"] = _run_id(self._run_dir) if is_training else _new_id()
+            self._start(resume_frames)
+
     def _start(self, resume_frames: int | None) -> None:
-        self._arguments["id"] = _run_id(self._run_dir)
         try:
             self._run = self._init()
         except Exception as error:
@@ -142,10 +160,10 @@ class WeightsAndBiases:
         # A file that W&B would upload holds the whole run or is no use: one left by a run that was
         # killed is torn, which stops `wandb sync`, and lacks what W&B had not written yet. The new
         # one is filled from the metrics file, so uploading it replaces what was uploaded before.
-        for stale in self._run_dir.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
+        for stale in self._folder.glob(f"wandb/offline-run-*-{self._arguments['id']}"):
             shutil.rmtree(stale)
         _need_a_cache(self._run_dir)
-        with _temporary_folders_in(self._run_dir / "wandb"):
+        with _temporary_folders_in(self._folder / "wandb"):
             import wandb
 
             hooks = sys.exit, sys.excepthook
@@ -197,13 +215,17 @@ class WeightsAndBiases:
     def _give_up(self, error: Exception) -> None:
         self._run = None
         self._pending.clear()
-        log.warning(
-            "Weights & Biases failed and is off from here on, the run goes on: %s: %s. "
-            "Every point is in %s; resuming the run sends what is missing",
-            type(error).__name__,
-            error,
-            self._run_dir / "metrics.jsonl",
+        instead = (
+            f"the run goes on: every point is in {self._run_dir / 'metrics.jsonl'}; resuming the"
+            " run sends what is missing"
         )
+        if self._evaluated_frames is not None:
+            path = _report_path(self._run_dir, self._evaluated_frames)
+            instead = f"this evaluation is in {path}"
+        log.warning(
+            "Weights & Biases failed (%s: %s) and is off from here on, %s",
+            type(error).__name__, error, instead,
+        )  # fmt: skip
 
 
 def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -211,7 +233,7 @@ def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
     frames = metrics.get("evaluation/frames")
     if frames is None:
         return {}
-    path = run_dir / "evaluation" / f"{int(frames)}.json"
+    path = _report_path(run_dir, int(frames))
     if not path.exists():
         log.warning("%s is missing: W&B has this evaluation's numbers without a table", path)
         return {}
@@ -234,6 +256,10 @@ def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
     paths = [run_dir / video for video in report.get("videos", ())]
     videos = [wandb.Video(str(p), caption=p.stem, format="mp4") for p in paths if p.exists()]
     return {**media, "evaluation/videos": videos} if videos else media
+
+
+def _report_path(run_dir: Path, frames: int) -> Path:
+    return run_dir / "evaluation" / f"{frames}.json"
 
 
 @contextmanager
@@ -289,6 +315,10 @@ def _run_id(run_dir: Path) -> str:
     path = run_dir / "wandb_run.json"
     if path.exists():
         return json.loads(path.read_text())["id"]
-    run_id = secrets.token_hex(4)
+    run_id = _new_id()
     write_whole(path, json.dumps({"id": run_id}) + "\n")
     return run_id
+
+
+def _new_id() -> str:
+    return secrets.token_hex(4)

@@ -68,7 +68,11 @@ class InProcess:
             if isinstance(said, Unroll):
                 slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                return [Delivery(index, slots, said.games, *said.seconds, said.level_cache)]
+                return [
+                    Delivery(
+                        index, slots, said.games, *said.seconds, said.level_cache, said.step_times
+                    )
+                ]
             if isinstance(said, Broken):
                 raise ActorError(
                     f"actor {index} failed in {self._builder.task_names[said.task]}:\n{said.cause}"

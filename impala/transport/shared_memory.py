@@ -135,7 +135,9 @@ class SharedMemoryTransport:
             if isinstance(said, Unroll):
                 slots = np.arange(said.slots.start, said.slots.stop)
                 self._slots.taken(slots)
-                delivery = Delivery(actor, slots, said.games, *said.seconds, said.level_cache)
+                delivery = Delivery(
+                    actor, slots, said.games, *said.seconds, said.level_cache, said.step_times
+                )
                 deliveries.append(delivery)
             else:
                 self._heard(actor, said)

@@ -37,6 +37,7 @@ class Delivery:
     inference_s: float
     waiting_s: float
     level_cache: tuple[int, int, int] = (0, 0, 0)
+    step_times: tuple[tuple[int, float, int], ...] = ()
 
 
 class ActorError(RuntimeError):
