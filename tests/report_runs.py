@@ -89,6 +89,9 @@ def write_everything(folder: Path) -> None:
     (run / "evaluation" / "400.videos").mkdir()
     (run / "evaluation" / "400.videos" / "pong_0.mp4").write_bytes(b"film")
     (run / "evaluation" / "400.videos" / "pong_1.mp4").write_bytes(bytes(4_000_000))
+    copies = run / "evaluation" / "wandb" / "media" / "videos"  # which W&B makes of them
+    copies.mkdir(parents=True)
+    (copies / "pong_0.mp4").write_bytes(b"film")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"frames": 500, "ti')
     write_run(folder / "apart", provenance={**PROVENANCE, "protocol": "</script>sticky"})

@@ -139,6 +139,7 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
         "checkpoint of 400 frames",
     ):  # fmt: skip
         assert text in page, text
+    assert page.count("data:video/mp4") == 1
     embedded = re.findall(
         r'<script type="application/json" id="([^"]*)">(.*?)</script>', page, re.S
     )

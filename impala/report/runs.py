@@ -162,7 +162,7 @@ def read_run(directory: Path) -> Run:
         points=points,
         summary=summary,
         evaluations=read_evaluations(directory, suite, headline, provenance, damaged),
-        videos=[p for p in sorted((directory / "evaluation").glob("**/*.mp4")) if _readable(p)],
+        videos=[p for p in sorted(directory.glob("evaluation/*.videos/*.mp4")) if _readable(p)],
         damaged_lines=metrics.damaged_lines,
         damaged_files=damaged,
     )
