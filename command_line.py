@@ -239,7 +239,7 @@ def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> D
         value = OmegaConf.select(cfg, key)
         if not _is_group(group) and value == OmegaConf.select(saved, key):
             continue
-        if _changeable(key):
+        if changeable(key):
             OmegaConf.update(saved, key, value, merge=False, force_add=True)
         else:
             refused.append(override.input_line or key)
@@ -257,7 +257,7 @@ def _resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[Override]) -> D
     return saved
 
 
-def _changeable(key: str) -> bool:
+def changeable(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
 
 
@@ -278,7 +278,7 @@ def _saved_config(cfg: DictConfig, run_dir: Path) -> DictConfig:
             continue  # of a choice, which may be another in the saved run
         parent, _, name = key.rpartition(".")
         above = OmegaConf.select(saved, parent) if parent else saved
-        if _changeable(key) and isinstance(above, DictConfig) and name not in above:
+        if changeable(key) and isinstance(above, DictConfig) and name not in above:
             above[name] = OmegaConf.select(cfg, key)
     if wrong := [
         str(key) for key in cfg

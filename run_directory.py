@@ -133,7 +133,8 @@ def as_started(arguments: Sequence[str]) -> list[str]:
     ValueError if its directory does not say that any more.
     """
     given = {_key(each): each for each in arguments if not each.startswith("-")}
-    if not {"-m", "--multirun"} & {*arguments} or "hydra/sweeper" in given:
+    sweeper = given.get("hydra/sweeper", "").partition("=")[2]
+    if not {"-m", "--multirun"} & {*arguments} or sweeper not in ("", "population"):
         return [*arguments]
     resume = given.get("sweep.resume", "").partition("=")[2].strip("'\"")
     directory = Path(resume).expanduser()

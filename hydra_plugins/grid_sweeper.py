@@ -25,8 +25,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from command_line import CHOICES, RunFailed, UsageError, configured
+from hydra_plugins.launchers import jobs_at_once
 from impala.population_directory import PopulationDirectory
-from run_directory import claimed, quoted, remove_made, resume_command, shown
+from run_directory import claimed, new_sweep_dir, quoted, remove_made, resume_command, shown
 from supervisor import supervised
 from sweep import (
     Job,
@@ -70,8 +71,8 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         assert self.config is not None
-        directory = Path(self.config.hydra.sweep.dir).absolute()
         try:
+            directory = checked_directory(self.config)
             sweep, todo = self._planned(arguments, directory)
         except BaseException:
             remove_made()
@@ -99,7 +100,12 @@ class GridSweeper(BasicSweeper):
         on_error = self.config.sweep.on_error
         if on_error not in CHOICES["sweep.on_error"]:
             raise UsageError(f"sweep.on_error={on_error}: expected continue or stop")
+        hydra = self.config.hydra
+        jobs_at_once(hydra.runtime.choices["hydra/launcher"], hydra.launcher)  # one at least
         (overrides,) = self.split_arguments(given, None)
+        if not overrides:
+            swept = ", ".join(str(o.input_line) for o in given if o.is_sweep_override())
+            raise UsageError(f"{swept}: there are no values, and so there is no job")
         if self.config.sweep.resume is None:
             if (directory / "sweep.json").exists():
                 raise UsageError(
@@ -237,6 +243,30 @@ def check(
         raise UsageError(f"{name}: {error}") from error
     finally:
         HydraConfig.instance().cfg = before
+
+
+def checked_directory(config: DictConfig) -> Path:
+    """The directory of a sweep, by the configuration; it may have one or be new.
+
+    UsageError if it can be none.
+    """
+    given = config.hydra.sweep.dir
+    path = Path(given).absolute()
+    if config.sweep.resume is not None and path.resolve() != Path(
+        new_sweep_dir(config.sweep.resume, "")
+    ):
+        raise UsageError(
+            f"hydra.sweep.dir={given} is another directory than sweep.resume={config.sweep.resume}:"
+            " leave one of them out"
+        )
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"hydra.sweep.dir={given}: expected a directory, and it is a file")
+    if found := [name for name in ("config.yaml", "job.json") if (path / name).exists()]:
+        raise UsageError(
+            f"hydra.sweep.dir={given}: expected a new directory, and this is one of a run"
+            f" ({found[0]})"
+        )
+    return path
 
 
 @contextmanager

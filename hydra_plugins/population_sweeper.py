@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 import command_line
 from command_line import RunFailed, UsageError
 from hydra_plugins import search_space
-from hydra_plugins.grid_sweeper import check, passing_signals_on
+from hydra_plugins.grid_sweeper import check, checked_directory, passing_signals_on
 from hydra_plugins.launchers import jobs_at_once
+from hydra_plugins.population_settings import changed
 from hydra_plugins.population_table import generation_table
 from impala.population import (
     FAILED,
@@ -87,6 +88,9 @@ class PopulationSweeper(Sweeper):
         self._fitness = fitness
         self._params = params
         self._rule_options = rule
+        names = {field.name for field in fields(Rule)} - {"seed"}  # which is the run's
+        if unknown := rule.keys() - names:
+            raise ValueError(f"hydra.sweeper.{min(unknown)}: there is no such key")
         try:
             Rule(**rule)
         except ValueError as error:
@@ -140,7 +144,8 @@ class PopulationSweeper(Sweeper):
         if own:
             raise UsageError(f"{', '.join(own)}: that is up to the population")
         least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))
-        for values in (least, most):  # a misspelt key is found here, and a value that cannot be
+        drawn = starting_values(self._space, 0, 0)  # no whole number, where ends may be
+        for values in (least, most, drawn):  # a misspelt key is found, and a value that cannot be
             overrides = [*self._fixed, *_as_overrides(values), f"hydra.sweep.dir={os.devnull}"]
             cfg = check(self._context, self._config, overrides, Path(os.devnull), "members")
         if cfg.mode != "train":
@@ -164,14 +169,13 @@ class PopulationSweeper(Sweeper):
                 f"hydra.sweeper.fitness={self._fitness}: no run writes such a metric of games."
                 f" Expected {', '.join(names)}, or hns/, return/ or length/ of a task"
             )
-        if self._asynchronous:
-            self._check_launcher()
+        self._check_launcher()
         return cfg
 
     def _check_launcher(self) -> None:
         name = self._config.hydra.runtime.choices["hydra/launcher"]
         at_once = jobs_at_once(name, self._config.hydra.launcher)
-        if at_once is not None and at_once < self._size:
+        if self._asynchronous and at_once is not None and at_once < self._size:
             raise UsageError(
                 f"hydra.sweeper.schedule=asynchronous runs all {self._size} members at once, and"
                 f" hydra/launcher={name} at most {at_once} as it is configured: give"
@@ -184,7 +188,7 @@ class PopulationSweeper(Sweeper):
         # Not before: Hydra loads this module in all processes of a launcher, too.
         from impala.population_runs import PopulationRuns
 
-        path = Path(self._config.hydra.sweep.dir).absolute()
+        path = checked_directory(self._config)
         if (path / "sweep.json").exists():
             if not PopulationDirectory(path).is_one():
                 raise UsageError(f"{shown(path)} is a sweep of independent jobs, and no population")
@@ -215,11 +219,10 @@ class PopulationSweeper(Sweeper):
         settings = json.loads(json.dumps(settings))  # as it is read again
         if self._directory.exists():
             saved = self._directory.settings()
-            if other := [key for key, value in settings.items() if saved.get(key) != value]:
-                raise UsageError(
-                    f"{shown(self._directory.path)} has another population: its"
-                    + "; its".join(f" {key} is {saved.get(key)}" for key in other)
-                )
+            if other := ", its ".join(changed(saved, settings)):
+                where = shown(self._directory.path)
+                raise UsageError(f"{where} has another population: its {other}")
+            self._check_whole()
             log.info("going on with the population in %s", shown(self._directory.path))
             return
         OmegaConf.save(self._config, self._directory.path / "multirun.yaml")
@@ -231,6 +234,17 @@ class PopulationSweeper(Sweeper):
         self._directory.write_settings(settings)
         log.info("population of %d in %s", self._size, shown(self._directory.path))
         rich.print(generation_table(self._directory.lineage(), "what members begin with"))
+
+    def _check_whole(self) -> None:
+        """A member that has been compared has a checkpoint; one that copies may not have it yet."""
+        for record in self._directory.latest().values():
+            has_none = self._runs.frames(record.member) is None
+            if has_none and record.generation and (self._asynchronous or not record.copied):
+                folder = shown(self._directory.member(record.member) / "checkpoints")
+                raise UsageError(
+                    f"{folder} has no checkpoint left, and by lineage.jsonl member {record.member}"
+                    f" is in generation {record.generation}, at {record.frames:,} frames. {MEND}"
+                )
 
     # Two schedules
 

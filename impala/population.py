@@ -8,6 +8,7 @@ resumed goes on as it would have done.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +42,10 @@ class Interval:
             raise ValueError(
                 f"{self.key}: interval({self.low:g}, {self.high:g}) has no number in it: expected"
                 " interval(low, high) with low < high"
+            )
+        if self.integer and math.ceil(self.low) > math.floor(self.high):
+            raise ValueError(
+                f"{self.key}: int(interval({self.low:g}, {self.high:g})) has no whole number in it"
             )
         if self.log and self.low <= 0:
             raise ValueError(
@@ -131,17 +136,20 @@ class Rule:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, fits, wanted in (
-            ("selection", self.selection, self.selection in SELECTIONS, " or ".join(SELECTIONS)),
-            ("threshold", self.threshold, self.threshold >= 0, "at least 0"),
-            ("quantile", self.quantile, 0 < self.quantile <= 0.5, "above 0 and at most 0.5"),
-            ("perturb_probability", self.perturb_probability, 0 <= self.perturb_probability <= 1,
-             "from 0 to 1"),
-            ("perturb_factor", self.perturb_factor, self.perturb_factor > 1, "above 1"),
-            ("burn_in_frames", self.burn_in_frames, self.burn_in_frames >= 0, "at least 0"),
-            ("seed", self.seed, self.seed >= 0, "at least 0"),
-        ):  # fmt: skip
-            if not fits:
+        if self.selection not in SELECTIONS:
+            wanted = " or ".join(SELECTIONS)
+            raise ValueError(f"selection={self.selection}: expected {wanted}")
+        for name, low, high, wanted in (
+            ("threshold", 0, math.inf, "a number, at least 0"),
+            ("quantile", sys.float_info.min, 0.5, "a number above 0 and at most 0.5"),
+            ("perturb_probability", 0, 1, "a number from 0 to 1"),
+            ("perturb_factor", math.nextafter(1, 2), math.inf, "a number above 1"),
+            ("burn_in_frames", 0, math.inf, "a number, at least 0"),
+            ("seed", 0, math.inf, "a whole number, at least 0"),
+        ):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (is_number and low <= value <= high):
                 raise ValueError(f"{name}={value}: expected {wanted}")
 
 

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from impala.population import FAILED, Choice, Interval, Space, Value, Values
 from impala.whole_file import write_whole
 
-SETTINGS = ("size", "fitness", "games", "rule", "space")  # that every population.json has
+# What each population.json has, apart from numbers that may be null
+SETTINGS = {"size": int, "fitness": str, "rule": dict, "space": list}
 MEND = "Put back a copy of it, or train a new population in another directory"
 MEND_OWN = "Remove it: the member's checkpoints have what it says"
 PINNED = 2  # checkpoints of a member that stay: one may be read while the next is written
@@ -77,15 +78,15 @@ class PopulationDirectory:
         path = self.path / "population.json"
         try:
             settings = json.loads(path.read_text())
-            missing = [key for key in SETTINGS if key not in settings]
+            missing = [k for k, kind in SETTINGS.items() if not isinstance(settings.get(k), kind)]
         except FileNotFoundError:
             raise ValueError(
                 f"{path} is missing, which says what the population is. {MEND}"
             ) from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: expected JSON, {error}. {MEND}") from error
         if missing:
-            raise ValueError(f"{path} is damaged: expected keys {', '.join(missing)}. {MEND}")
+            raise ValueError(f"{path} is damaged: wrong or missing: {', '.join(missing)}. {MEND}")
         return settings
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:

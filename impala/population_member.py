@@ -42,7 +42,7 @@ class PopulationMember:
         self._index = member
         settings = self._directory.settings()
         self._fitness_key: str = settings["fitness"]
-        self._games: int | None = settings["games"]  # None: the sweeper compares members
+        self._games: int | None = settings.get("games")  # None: the sweeper compares members
         self._rule = Rule(**settings["rule"])
         self._space = space_from_json(settings["space"])
         self._setters = setters
@@ -178,7 +178,16 @@ def inherited(
     if own is None:
         others = "games", "points", "population"
         state = {key: value for key, value in donor.items() if key not in others}
-        return {**state, "frames": frames, "time_s": 0.0, "faults": {}}
+        none = [0 for _ in donor["scoreboard"]["games"]]
+        return {
+            **state,
+            "frames": frames,
+            "updates": 0,
+            "time_s": 0.0,
+            "faults": {},
+            "learner": {**donor["learner"], "skipped": 0},
+            "scoreboard": {**donor["scoreboard"], "games": none},
+        }
     return {
         **own,
         "frames": frames,

@@ -78,7 +78,8 @@ def test_torso_is_the_plain_network(make, plain, frame_shape):
     for gradient, wanted in zip(
         gradients(torso, features), gradients(torso, expected), strict=True
     ):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+        # As wholes: where two units of a pool are all but equal, rounding decides which has it.
+        assert (gradient - wanted).norm() < 0.02 * wanted.norm()
 
 
 @pytest.mark.parametrize("frame_shape", [*IMAGE_SHAPES[:3], (2, 28, 28)])

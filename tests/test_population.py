@@ -168,7 +168,7 @@ def test_chance_depends_on_seed_generation_and_member_only():
 @pytest.mark.parametrize(
     "wrong",
     [{"selection": "best"}, {"threshold": -1.0}, {"quantile": 0.6}, {"perturb_probability": 1.1},
-     {"perturb_factor": 1.0}, {"burn_in_frames": -1}],
+     {"perturb_factor": 1.0}, {"burn_in_frames": -1}, {"burn_in_frames": True}, {"quantile": "x"}],
 )  # fmt: skip
 def test_a_rule_that_is_out_of_range_is_refused(wrong):
     (name,) = wrong
@@ -296,8 +296,13 @@ def test_what_a_member_inherits_and_what_stays_its_own():
     }  # fmt: skip
     assert own.pop("scoreboard") == {"returns": "donor returns", "games": "own games"}
     assert all(value.startswith("own ") for value in own.values())
-    files = {"points": 3, "games": 5}  # lines of the donor's files, of which a new run has none
-    assert not files.keys() & inherited(None, {**state("donor"), **files}, 7).keys()
+    donor = state("donor")
+    donor |= {"points": 3, "games": 5}  # lines of the donor's files, of which a new run has none
+    donor["scoreboard"]["games"] = [8, 9]
+    new = inherited(None, donor, 7)
+    assert not {"points", "games"} & new.keys()
+    assert (new["frames"], new["updates"], new["learner"]["skipped"]) == (7, 0, 0)
+    assert new["scoreboard"] == {"returns": "donor returns", "games": [0, 0]}
 
 
 # Files
@@ -352,7 +357,7 @@ def damaged(path, change):
         ("1/lineage.jsonl", lambda text: text.replace('"generation": 1', '"generation": 9'),
          "lacks generation 1 of member 1"),
         ("population.json", lambda text: text[:20], "population.json is damaged: expected JSON"),
-        ("population.json", lambda text: "{}", "population.json is damaged: expected keys size"),
+        ("population.json", lambda text: "{}", "damaged: wrong or missing: size, fitness"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_named_and_what_to_do(file, change, expected, tmp_path):
@@ -360,7 +365,7 @@ def test_a_damaged_file_is_named_and_what_to_do(file, change, expected, tmp_path
     directory.member(1).mkdir()
     directory.write_lineage([record(0, 0), record(1, 0)])
     directory.write_lineage([record(1, 0), record(1, 1), record(1, 2)], member=1)
-    directory.write_settings(dict.fromkeys(("fitness", "games", "rule", "space"), 1) | {"size": 2})
+    directory.write_settings({"fitness": "score/mean", "rule": {}, "space": [], "size": 2})
     assert len(directory.lineage()) == 4
     if change:
         damaged(tmp_path / file, change)

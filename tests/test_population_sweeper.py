@@ -37,6 +37,8 @@ ROUNDS = (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
+    """Where nothing is drawn, which takes seconds; `sweep` is older, and has its page."""
+    monkeypatch.setattr("impala.report.report.make_of_population", lambda path: path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     return tmp_path
@@ -160,7 +162,22 @@ def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder
     assert ran.code == 2 and ran.error == f"copy is a population: {command}"
     ran = run("-m", "sweep.resume=copy", "total_frames=2400")
     assert ran.code == 2 and "total_frames is 900" in ran.error
-    assert run("-m", "sweep.resume=copy", "hydra.sweeper.max_failures=7").code == 0
+    ran = run("-m", "sweep.resume=copy", f"{ENTROPY}=0.1", "hydra.sweeper.threshold=2", "seed=3",
+              "network=deep")  # fmt: skip
+    assert ran.code == 2 and "its threshold is 1, its seed is 1" in ran.error
+    assert "its network is " in ran.error and f"its {ENTROPY} is swept as " in ran.error
+    assert run("-m", "sweep.resume=copy", "hydra.sweeper.max_failures=7", "log_every_s=3").code == 0
+    assert run("-m", "sweep.resume=copy", "hydra/sweeper=population").code == 0
+    ran = run("-m", "sweep.resume=copy", "hydra.sweep.dir=new")
+    assert ran.code == 2 and "hydra.sweep.dir=new is another directory than" in ran.error
+    ran = run(*ROUNDS, f"hydra.sweep.dir={directory / '1'}")
+    assert ran.code == 2 and "this is one of a run (config.yaml)" in ran.error
+    shutil.copytree(directory, folder / "lost")
+    shutil.rmtree(folder / "lost/0/checkpoints")
+    ran = run("-m", "sweep.resume=lost")
+    assert ran.code == 2
+    assert "lost/0/checkpoints has no checkpoint left, and by lineage.jsonl member 0" in ran.error
+    assert points(folder / "lost", 0) == before[0]
     (directory / "multirun.yaml").write_text("hydra: {}")
     ran = run("-m", "sweep.resume=copy")
     assert ran.code == 2 and "copy/multirun.yaml does not say what" in ran.error
@@ -228,6 +245,12 @@ def test_too_many_failures_stop_the_sweep(monkeypatch, folder):
         ((*SWEPT, "hydra.sweeper.schedule=asynchronous", "hydra.sweeper.size=2"),
          "runs all 2 members at once, and hydra/launcher=basic at most 1"),
         ((*SWEPT, "hydra.sweeper.schedule=sometimes"), "expected rounds or asynchronous"),
+        (("algorithm.passes=interval(1.0,2.0)",), "expected a whole number"),
+        (("algorithm.passes=tag(int,interval(1.2,1.8))",), "has no whole number in it"),
+        ((*SWEPT, "hydra.sweeper.threshold=abc"), "hydra.sweeper.threshold=abc: expected a number"),
+        ((*SWEPT, "+hydra.sweeper.seed=1"), "hydra.sweeper.seed: there is no such key"),
+        ((*SWEPT, "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"),
+         "hydra/launcher=joblib has room for no job: expected more in hydra.launcher.n_jobs"),
         ((*SWEPT, "hydra.sweeper.fitness=score/mode"), "no run writes such a metric"),
         ((*SWEPT, "hydra.sweeper.selection=best"), "hydra.sweeper.selection=best: expected tour"),
         ((*SWEPT, "total_frames=x"), "total_frames=x: expected a whole number"),

@@ -193,6 +193,8 @@ def test_a_signal_says_which_jobs_were_not_run(monkeypatch, folder):
         (["algorithm.optimizer.lr=interval(1,2)"], "lr=interval(1,2): has no list of values"),
         (["sweep.on_error=no", "seed=1,2"], "sweep.on_error=no: expected continue or stop"),
         (["sweep.on_error=stop,continue"], "expected one value, for the whole sweep"),
+        (["seed=range(1,1)"], "seed=range(1,1): there are no values, and so there is no job"),
+        (["seed=1,2", "hydra.sweep.dir=/dev/null"], "expected a directory, and it is a file"),
         (["sweep.resume=nowhere"], "sweep.resume=nowhere: expected the directory of a sweep"),
         (["resume=a,b"], "job 0 (resume=a): resume=a: expected the directory of a run"),
         (["mode=evaluate", "seed=1,2"], "mode=evaluate needs resume=<run directory>"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +47,8 @@ def write_pictures(figures: Mapping[Path, go.Figure], suffixes: Sequence[str]) -
     from choreographer.channels import ChannelClosedError
     from choreographer.errors import BrowserClosedError, BrowserFailedError
 
+    for drawing in ("choreographer", "kaleido"):  # which tell of each folder that they remove
+        logging.getLogger(drawing).setLevel(logging.WARNING)
     on_white = [
         go.Figure(figure).update_layout(paper_bgcolor="white", width=WIDTH)
         for figure in figures.values()

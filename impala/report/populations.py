@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impala.loggers.json_lines import read_points
 from impala.population import Member, best, best_first, fitness
 from impala.population_directory import PopulationDirectory, Record
 from impala.report.checked_json import flag, number, read_object, text, whole
 from impala.report.evaluations import Evaluation, read_evaluations
 from impala.report.runs import Run
-from impala.report.words import counted
 
 FitnessCurve = list[tuple[float, float]]  # frames of the member, fitness
 Nodes = Mapping[tuple[int, int], Record]  # by member and generation
@@ -145,13 +143,11 @@ def read_population(directory: Path, runs: dict[int, Run], damaged: list[str]) -
         raise ValueError(f"population.json {error}") from error
     try:
         records = PopulationDirectory(directory).lineage()
-        torn = [*_torn(directory)]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"lineage cannot be read: {error}") from error
     keys = {row["key"] for row in settings["space"]}
-    if not records or not all(_is_sound(record, keys) for record in records):
-        raise ValueError("lineage.jsonl has no line, or one that is no generation of a member")
-    damaged += torn
+    if not all(_is_sound(record, keys) for record in records):
+        raise ValueError("lineage.jsonl has a line that is no generation of a member")
     of_fitness = {
         i: [(p["frames"], fitness(p, settings["fitness"])) for p in run.points]
         for i, run in runs.items()
@@ -162,14 +158,6 @@ def read_population(directory: Path, runs: dict[int, Run], damaged: list[str]) -
         directory / "best", one.suite, one.headline, one.provenance, damaged
     )
     return Population(directory, settings, records, runs, curves, evaluations)
-
-
-def _torn(directory: Path) -> Iterator[str]:
-    """What is to be said of files of lineage with lines that have been skipped."""
-    for file in sorted([*directory.glob("lineage.jsonl"), *directory.glob("*/lineage.jsonl")]):
-        lines = len(file.read_bytes().splitlines())
-        if skipped := lines - len(list(read_points(file))):
-            yield f"{file}: {counted(skipped, 'line')} damaged, of {lines}"
 
 
 def _is_sound(record: Record, keys: set[str]) -> bool:
