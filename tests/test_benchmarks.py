@@ -268,7 +268,8 @@ def test_a_table_refuses_a_short_row() -> None:
 # Forced lag
 
 
-@pytest.mark.parametrize("updates", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [0, 3])
 def test_forced_lag_is_exact(updates: int) -> None:
     """From the update on that has as many before it; the first ones cannot be as late."""
     run = lag.train(updates, corrected=False, seed=1, frames=20_000)

@@ -364,9 +364,8 @@ def test_one_that_fails_for_ever_is_an_error_with_its_own_traceback(monkeypatch,
     assert not workers_of(psutil.Process())
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_by_a_signal_it_goes_on_later_and_leaves_no_process(number, tmp_path, caplog):
     code = (
         "import signal, sys\n"

@@ -96,6 +96,7 @@ def test_an_actor_that_is_killed_joins_again(started):
         check_rows(unroll)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_starts_again_with_all_actors(started, caplog):
     transport = started([[0, 0], [1, 1]], restarts=Restarts(per_task=1, backoff_s=0.0))
     seen = Kept(transport)
@@ -161,6 +162,7 @@ def test_what_is_wrong_with_the_network_is_shown():
         transport.close()
 
 
+@pytest.mark.slow
 def test_how_many_are_answered_at_once_is_measured(started):
     transport = started([[0, 0], [1]])
     assert transport.metrics() == {}  # nobody has asked

@@ -135,6 +135,7 @@ def units_that_tell_frames_apart(normalise: bool) -> int:
     return int(((on > 0) & (on < 1)).sum())
 
 
+@pytest.mark.slow
 def test_normalised_units_do_not_die_of_the_background():
     assert units_that_tell_frames_apart(normalise=False) < 50
     assert units_that_tell_frames_apart(normalise=True) > 150

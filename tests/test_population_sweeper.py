@@ -143,6 +143,7 @@ def test_a_page_shows_it(sweep):
         assert CHROMIUM is None or picture.stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_has_nothing_to_do_and_another_is_refused(sweep, folder):
     directory = shutil.copytree(sweep[0], folder / "copy")
     before = {m: points(directory, m) for m in range(3)}
@@ -390,6 +391,7 @@ def same_history(one, other):
         assert games[0] == games[1]
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_with_the_same_numbers(sweep, folder):
     path = folder / "killed"
     killed_when(

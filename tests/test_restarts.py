@@ -77,7 +77,7 @@ class Seen:
         pass
 
 
-SLOW = ("nan", "shape", "exit", "pipe", "hang", "unbuildable")
+SLOW = ("raise", "nan", "shape", "exit", "pipe", "hang", "unbuildable")
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_it_stays_small():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_job_is_run_by_joblib_and_one_that_is_killed_takes_nobody_along(tmp_path, monkeypatch):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     from tests.test_launch import TINY, run

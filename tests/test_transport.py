@@ -54,7 +54,7 @@ def transport():
     transport.close()
 
 
-@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("pin", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_core_has_its_actor(pin):
     cores = os.sched_getaffinity(0)
     transport = SharedMemoryTransport(builder=pool(tasks=[[0]] * len(cores)), pin=pin)
