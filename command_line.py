@@ -107,7 +107,7 @@ def run(main: Callable[[], Any]) -> None:
         sys.argv[1:] = as_started(sys.argv[1:])
         main()
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:  # of Hydra
-        print(f"launch.py: error: {_explained(error, sys.argv[1:])}", file=sys.stderr)
+        print(f"launch.py: error: {explained(error, sys.argv[1:])}", file=sys.stderr)
         sys.exit(2)
     except RunFailed as error:
         print(f"launch.py: error: {error}", file=sys.stderr)
@@ -133,7 +133,7 @@ def refusing(output_dir: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, MemoryError, HydraException, OmegaConfBaseException) as error:
         log.debug("refused", exc_info=True)
-        message = _explained(error)
+        message = explained(error)
         if is_job_of_sweep():  # which says so, and the jobs after this one still run
             raise UsageError(message) from error
         _remove_unused(Path(output_dir))
@@ -347,7 +347,8 @@ def _wrong_sizes(cfg: DictConfig) -> Iterator[str]:
             continue
         most = 1e6 if key == "algorithm.optimizer.lr" else math.inf
         if not isinstance(value, (int, float)) or not 0 < value <= most:
-            yield f"{key}={_text(value)}: expected a number above 0"
+            at_most = "" if most == math.inf else f" and at most {most:,.0f}"
+            yield f"{key}={_text(value)}: expected a number above 0{at_most}"
 
 
 def _text(value: Any) -> str:
@@ -358,7 +359,7 @@ def _text(value: Any) -> str:
 # What Hydra refuses
 
 
-def _explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
+def explained(error: BaseException, arguments: Sequence[str] = ()) -> str:
     """One line. `arguments`: of the command line, if that is what could not be composed."""
     if arguments and (isinstance(error, HydraException) or type(error) is ValueError):
         overrides = [a for a in arguments if "=" in a and not a.startswith("-")]

@@ -201,17 +201,19 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     if cfg.resume is None:
         link_latest(run_dir)
     announce(cfg, suite, tasks, device, run_dir, frames or 0, experiment.actors_seed)
-    return lambda: train(experiment, run_dir, lock)
+    return lambda: train(experiment, run_dir, lock, member=cfg.population is not None)
 
 
-def train(experiment: Experiment, run_dir: Path, lock: IO[str]) -> float | None:
+def train(experiment: Experiment, run_dir: Path, lock: IO[str], *, member: bool) -> float | None:
     with lock:
         result = experiment.run()
     if result.exit_code:
-        log.info("go on with: %s", resume_command(run_dir))
+        if not member:  # of a population, which goes on as a whole
+            log.info("go on with: %s", resume_command(run_dir))
         sys.exit(result.exit_code)
     log.info("results are in %s", shown(run_dir))
-    log.info("evaluate with: %s", resume_command(run_dir, "mode=evaluate"))
+    if not member:
+        log.info("evaluate with: %s", resume_command(run_dir, "mode=evaluate"))
     return result.score
 
 

@@ -20,6 +20,7 @@ import io
 import json
 import shutil
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from rich.console import Console
 from rich.table import Table
 
 from command_line import RunFailed
@@ -228,6 +230,11 @@ def table(sweep: Sweep) -> Table:
         score = f"{float(row['score']):.1f} %" if row["score"] else "-"
         shown_table.add_row(row["job"], job.name, score, row["state"], row["directory"])
     return shown_table
+
+
+def show(for_people: Table) -> None:
+    """Prints it; where there is no screen, as wide as it is, so that words can be copied."""
+    Console(width=None if sys.stdout.isatty() else 500).print(for_people)
 
 
 def reasons(sweep: Sweep) -> list[str]:

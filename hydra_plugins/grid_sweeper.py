@@ -16,15 +16,16 @@ from types import FrameType
 from typing import cast
 
 import psutil
-import rich
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log
+from hydra.errors import InstantiationException
 from hydra.types import HydraContext, TaskFunction
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from command_line import CHOICES, RunFailed, UsageError, configured
+from command_line import CHOICES, RunFailed, UsageError, changeable, configured, explained
 from hydra_plugins.launchers import jobs_at_once
 from impala.population_directory import PopulationDirectory
 from run_directory import claimed, new_sweep_dir, quoted, remove_made, resume_command, shown
@@ -40,6 +41,7 @@ from sweep import (
     read_states,
     read_sweep,
     reasons,
+    show,
     stop,
     table,
     write_summary,
@@ -121,6 +123,9 @@ class GridSweeper(BasicSweeper):
                 population.settings()  # which may be what is wrong with it
                 command = resume_command(directory, "-m", key="sweep.resume")
                 raise UsageError(f"{shown(directory)} is a population: go on with {command}")
+            keys = {each: each.lstrip("+~").partition("=")[0] for each in overrides[0]}
+            if wrong := [each for each, key in keys.items() if not changeable(key)]:
+                raise UsageError(f"{', '.join(wrong)}: cannot change for jobs that were begun")
             before = read_sweep(directory)
             jobs = before.jobs
             if not any(o.key_or_group == "sweep.on_error" for o in parsed):
@@ -208,7 +213,7 @@ class GridSweeper(BasicSweeper):
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)  # not a job's
         with changing(sweep.directory):
             write_summary(sweep)
-        rich.print(table(sweep))
+        show(table(sweep))
         for reason in reasons(sweep):
             log.error("%s", reason)
         states = read_states(sweep)
@@ -237,10 +242,13 @@ def check(
     cfg = copy.deepcopy(job)
     with open_dict(cfg):
         del cfg["hydra"]
+    logging.getLogger("hydra.utils").disabled = True  # it logs what it also raises
     try:
-        return configured(cfg)[0]
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{name}: {error}") from error
+        cfg = configured(cfg)[0]
+        instantiate(cfg.suite)  # knows its games; whether it can be played here, the job finds out
+        return cfg
+    except (ValueError, OSError, InstantiationException) as error:
+        raise UsageError(f"{name}: {explained(error)}") from error
     finally:
         HydraConfig.instance().cfg = before
 

@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import rich
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
@@ -51,7 +50,7 @@ from impala.whole_file import write_whole
 from run_directory import claimed, quoted, resume_command, shown
 from suites.score import Scoreboard
 from supervisor import supervised
-from sweep import Job, Sweep, clear, write_sweep
+from sweep import Job, Sweep, clear, show, write_sweep
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ class PopulationSweeper(Sweeper):
         )
         self._directory.write_settings(settings)
         log.info("population of %d in %s", self._size, shown(self._directory.path))
-        rich.print(generation_table(self._directory.lineage(), "what members begin with"))
+        show(generation_table(self._directory.lineage(), "what members begin with"))
 
     def _check_whole(self) -> None:
         """A member that has been compared has a checkpoint; one that copies may not have it yet."""
@@ -274,7 +273,7 @@ class PopulationSweeper(Sweeper):
                 self._directory.write_lineage(lineage)
                 self._failures -= len(failed)  # which the lineage has now
                 title = f"after round {generation + 1} of {len(ends)}, at {end:,} frames"
-                rich.print(generation_table(compared, title))
+                show(generation_table(compared, title))
 
     def _trained(self, end: int) -> set[int]:
         """Trains everyone who is not there yet; returns those who have failed."""
@@ -427,7 +426,7 @@ class PopulationSweeper(Sweeper):
             fitness = "failed" if member.fitness == FAILED else member.fitness
             row = [member.index, fitness, latest[member.index].generation]
             row += [self._runs.frames(member.index), *(member.values[key] for key in keys)]
-            writer.writerow([*row, self._directory.member(member.index)])
+            writer.writerow([*row, shown(self._directory.member(member.index))])
         write_whole(self._directory.path / "members.csv", text.getvalue())
 
     def _draw(self) -> None:

@@ -204,7 +204,7 @@ class Learner:
         )
         if self._skipped_in_a_row > self._max_skipped:
             raise NonFiniteError(
-                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient"
+                f"updates in a row with a non-finite loss or gradient: {self._skipped_in_a_row}"
             )
         return sorted(tasks)
 

@@ -240,6 +240,29 @@ def test_the_report(tmp_path, capsys, here):
     assert json.loads((tmp_path / "evaluation" / "700_1.json").read_text()) == report
 
 
+def test_videos_stay_with_the_evaluation_that_they_are_of(tmp_path, here):
+    folder = tmp_path / "evaluation"
+
+    def videos_are_left():
+        (folder / "700.videos").mkdir(parents=True)
+        (folder / "700.videos" / "catch_0.mp4").write_bytes(b"film")
+        with Evaluator(evaluation(Catch(), CountingAgent()), frames=700, run_dir=tmp_path):
+            assert not (folder / "700.videos").exists()
+
+    videos_are_left()  # of games that were not finished
+    assert [path.name for path in folder.iterdir()] == ["700.games.jsonl"]
+    (folder / "700_1.games.jsonl").touch()  # whose number is not taken again
+    report = {"frames": 700, "videos": ["evaluation/700.videos/catch_0.mp4"]}
+    (folder / "700.json").write_text(json.dumps(report))
+    videos_are_left()
+    kept = json.loads((folder / "700_2.json").read_text())
+    assert kept == {**report, "videos": ["evaluation/700_2.videos/catch_0.mp4"]}
+    assert (tmp_path / kept["videos"][0]).read_bytes() == b"film"
+    (folder / "700.json").write_text("{")
+    videos_are_left()
+    assert (folder / "700_3.json").exists() and (folder / "700_3.videos").exists()
+
+
 def portions(run_dir):
     return (run_dir / "evaluation" / "700.games.jsonl").read_text().splitlines()[1:]
 

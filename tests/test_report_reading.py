@@ -56,7 +56,7 @@ def test_a_directory_without_runs_says_so(tmp_path, capsys):
             main(arguments)
         assert "expected" in capsys.readouterr().err
     (tmp_path / "sweep" / "0" / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ValueError, match=r"sweep/0: metrics\.jsonl has no point yet"):
+    with pytest.raises(ValueError, match=r"sweep/0: metrics\.jsonl has no point"):
         find_runs([tmp_path / "sweep"])
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_left_out_with_the_reason(tmp_path, name, content, rea
         ("config.yaml", "{a: [", "config.yaml cannot be read"),
         ("config.yaml", b"\xff", "config.yaml cannot be read"),
         ("metrics.jsonl", "[]\n1\n", "nothing of 2 lines can be read (line 1: a list, expected an"),
-        ("metrics.jsonl", "", "metrics.jsonl has no point yet"),
+        ("metrics.jsonl", "", "metrics.jsonl has no point"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_named_in_one_line(tmp_path, capsys, name, content, reason):

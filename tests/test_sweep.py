@@ -168,11 +168,16 @@ def test_a_job_that_fails_is_reported_and_can_be_run_again(folder):
     assert len(points(sweep / "1")) == 2
 
 
-def test_a_job_that_a_suite_refuses_does_not_stop_the_others(folder):
-    ran = run("-m", *SMALL, "suite.rows=1,9")  # sweep.on_error=continue
+def test_a_job_that_cannot_be_built_does_not_stop_the_others(folder, monkeypatch):
+    def refuse(self):
+        if self.spec.frame_shape[1] == 7:
+            raise ValueError("7 rows cannot be played here")
+
+    monkeypatch.setattr("suites.catch.Catch.check", refuse)
+    ran = run("-m", *SMALL, "suite.rows=7,9")  # sweep.on_error=continue
     assert (ran.code, states(the_sweep(folder))) == (1, ["failed", "finished"])
-    assert ran.out.index("job 0 (suite.rows=1) failed: rows=1") < ran.out.index("job 1 of 2")
-    assert "rows=1, columns=5: expected at least 2" in summary(the_sweep(folder))[0]["error"]
+    assert ran.out.index("job 0 (suite.rows=7) failed: 7 rows") < ran.out.index("job 1 of 2")
+    assert "7 rows cannot be played here" in summary(the_sweep(folder))[0]["error"]
 
 
 def test_a_signal_says_which_jobs_were_not_run(monkeypatch, folder):
@@ -193,6 +198,14 @@ def test_a_signal_says_which_jobs_were_not_run(monkeypatch, folder):
         (["algorithm.optimizer.lr=interval(1,2)"], "lr=interval(1,2): has no list of values"),
         (["sweep.on_error=no", "seed=1,2"], "sweep.on_error=no: expected continue or stop"),
         (["sweep.on_error=stop,continue"], "expected one value, for the whole sweep"),
+        (
+            ["suite=atari57", "suite.tasks=[pong],[brekout]"],
+            "job 1 (suite.tasks=[brekout]): 'brekout' is no game of atari57; did you mean breakout",
+        ),
+        (
+            ["seed=1", "suite.rows=9,1"],
+            "job 1 (suite.rows=1): rows=1, columns=5: expected",
+        ),
         (["seed=range(1,1)"], "seed=range(1,1): there are no values, and so there is no job"),
         (["seed=1,2", "hydra.sweep.dir=/dev/null"], "expected a directory, and it is a file"),
         (["sweep.resume=nowhere"], "sweep.resume=nowhere: expected the directory of a sweep"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,12 +43,12 @@ class Evaluator:
         self._path = folder / f"{frames}.json"
         self._run_dir = run_dir
         self._identity = evaluation.identity(frames)
-        self._file = GamesFile(folder / f"{frames}.games.jsonl", self._identity)
+        videos = folder / f"{frames}.videos"
+        self._file = GamesFile(folder / f"{frames}.games.jsonl", self._identity, videos)
         self._left = Counter(chunk.task for chunk in evaluation.chunks())  # chunks of each task
         self._left.subtract(chunk.task for chunk in self._file.games)
-        videos = folder / f"{frames}.videos"
         if not self._file.games and videos.exists():
-            log.info("videos of an earlier evaluation are kept in %s", put_aside(videos))
+            _clear(self._path, videos)
         waiting = [chunk for chunk in evaluation.chunks() if chunk not in self._file.games]
         try:
             self._workers = Workers(evaluation, waiting, run_dir=run_dir, frames=frames)
@@ -142,7 +143,7 @@ class Evaluator:
             ),
         }
         if self._path.exists():
-            log.info("the evaluation before this one is kept as %s", put_aside(self._path))
+            log.info("the evaluation before this one is kept as %s", *put_aside(self._path))
         write_whole(self._path, json.dumps(report, indent=1) + "\n")
         self._file.remove()
         log.info("wrote %s", self._path)
@@ -156,6 +157,26 @@ class Evaluator:
             for game in range(min(self.evaluation.videos, self.evaluation.games))
         )
         return [str(path.relative_to(self._run_dir)) for path in paths]
+
+
+def _clear(report: Path, videos: Path) -> None:
+    """Makes room for videos: those of a finished evaluation are kept with its report, which says
+    where they are; those of games that nobody finished are removed.
+    """
+    try:
+        told = json.loads(report.read_text()) if report.exists() else {}
+        if not told.get("videos"):
+            shutil.rmtree(videos)
+            return
+    except (ValueError, AttributeError):  # it is damaged, and is kept as it is
+        log.info("the evaluation before this one is kept as %s and %s", *put_aside(report, videos))
+        return
+    kept_report, kept_videos = put_aside(report, videos)
+    told["videos"] = [
+        path.replace(f"/{videos.name}/", f"/{kept_videos.name}/") for path in told["videos"]
+    ]
+    write_whole(kept_report, json.dumps(told, indent=1) + "\n")
+    log.info("the evaluation before this one is kept as %s, with its videos", kept_report)
 
 
 def evaluate(

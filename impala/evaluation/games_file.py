@@ -25,11 +25,12 @@ log = logging.getLogger(__name__)
 class GamesFile:
     """Goes on with the file if it is of this very evaluation, else begins a new one.
 
-    One of another evaluation is kept under another name. EvaluationBusy while another program
-    writes to it. `games`: those that were there, and those that were added since.
+    One of another evaluation is kept under another name, and `videos` of its games, too.
+    EvaluationBusy while another program writes to it. `games`: those that were there, and those
+    that were added since.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, Any], videos: Path) -> None:
         self.path = path
         self.games: dict[Chunk, list[Game]] = {}
         self._identity = json.loads(json.dumps(identity))
@@ -37,7 +38,7 @@ class GamesFile:
         self._file = self._locked()
         lines = self._whole_lines()
         if lines and lines[0] != self._identity:
-            kept = put_aside(path)
+            kept, *_ = put_aside(path, videos)
             log.info(
                 "an unfinished evaluation of %s differs in %s and is kept as %s: this one starts"
                 " anew", path.name, _differences(lines[0], self._identity), kept.name,
@@ -110,13 +111,19 @@ class GamesFile:
             raise
 
 
-def put_aside(path: Path) -> Path:
-    """Renames the file 700.json to 700_1.json, or the next number; returns the new name."""
-    stem, dot, suffix = path.name.partition(".")
-    names = (path.with_name(f"{stem}_{number}{dot}{suffix}") for number in count(1))
-    free = next(name for name in names if not name.exists())
-    path.rename(free)
-    return free
+def put_aside(*paths: Path) -> list[Path]:
+    """Renames files of one evaluation, such as 700.json and 700.videos, to 700_1.json and
+    700_1.videos or the next number that no other evaluation has; returns the new names.
+
+    One that is not there is left out.
+    """
+    folder, stem = paths[0].parent, paths[0].name.partition(".")[0]
+    free = next(n for n in count(1) if not any(folder.glob(f"{stem}_{n}.*")))
+    return [
+        path.rename(path.with_name(path.name.replace(stem, f"{stem}_{free}", 1)))
+        for path in paths
+        if path.exists()
+    ]
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

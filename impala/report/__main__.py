@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"saved {save(entity, project)}")
         except ValueError as error:
             parser.error(str(error))
+        except Exception as error:  # W&B's, and its network's, of many kinds
+            reason = " ".join(str(error).split())
+            parser.error(f"--wandb-workspace={options.wandb_workspace} was not saved: {reason}")
     if not options.directories:
         if options.wandb_workspace is not None:
             return 0

@@ -228,7 +228,8 @@ def _improvement(part: Part) -> list[tuple[str, str, str]]:
 
 
 def _run_row(group: Group, run: Run) -> dict[str, Any]:
-    rates = [point["rate/frames_per_s"] for point in run.points if "rate/frames_per_s" in point]
+    first, seconds = run.points[0], run.last["time_s"] - run.points[0]["time_s"]
+    rate = (run.last["frames"] - first["frames"]) / seconds if seconds > 0 else None
     return {
         "label": group.label,
         "name": run.name,
@@ -236,8 +237,8 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
         "status": run.status,
         "seed": run.config.get("seed"),
         "frames": f"{int(run.last['frames']):,}",
-        "hours": f"{run.last['time_s'] / 3600:.2f}",
-        "rate": f"{sum(rates) / len(rates):,.0f}" if rates else UNKNOWN,
+        "hours": f"{run.last['time_s'] / 3600:.3g}",
+        "rate": UNKNOWN if rate is None else f"{rate:,.0f}",
         "restarts": _total(run.summary.get("restarts")),
         "aborted": _total(run.summary.get("aborted")),
         "skipped": run.summary.get("updates_skipped") or 0,
@@ -254,7 +255,9 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
 
 
 def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any]:
-    title = f"{path.stem} of {run.name}, {path.parent.name}"
+    name = path.parent.name.removesuffix(".videos")
+    kind = next((e.kind for e in run.evaluations if e.path.stem == name), "unfinished evaluation")
+    title = f"{path.stem} of {run.name}, {name}: {kind}"
     size = path.stat().st_size
     embedded = size <= room[0]
     if embedded:

@@ -126,7 +126,7 @@ def read_run(directory: Path) -> Run:
         raise ValueError(
             f"metrics.jsonl: nothing of {lines} can be read ({metrics.damage})"
             if metrics.damaged_lines
-            else "metrics.jsonl has no point yet"
+            else "metrics.jsonl has no point"
         )
     damaged: list[str] = []
     if metrics.damaged_lines:
