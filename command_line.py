@@ -65,6 +65,7 @@ LEAST = {  # of whole numbers
 MOST = {  # what no machine has, or no generator of random numbers
     "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
     "transport.slots_per_environment": 1_000, "evaluation.at_once": 1_000,
+    "evaluation.games": 1_000_000,
 }  # fmt: skip
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",

@@ -29,6 +29,17 @@ def test_only_the_seed_makes_runs_one_group(tmp_path):
     ]
 
 
+def test_a_seed_that_is_there_twice_is_no_second_seed(tmp_path):
+    for i, seed in enumerate([1, 1, 2]):
+        write_run(tmp_path / str(i), seed=seed)
+    (part,) = parts(find_runs([tmp_path])[0])
+    first, again = part.groups
+    assert [run.config["seed"] for run in first.runs] == [1, 2]
+    assert [run.config["seed"] for run in again.runs] == [1]
+    assert again.label == f"{first.label}, again"
+    assert again.training(part.tasks).scores.shape == (1, len(TASKS))
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

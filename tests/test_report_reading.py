@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_a_directory_without_runs_says_so(tmp_path, capsys):
             main([str(path)])
         assert end.value.code == 2
         assert message in capsys.readouterr().err
-    for arguments in ([], ["--wandb-workspace", "entity"]):
+    for arguments in ([], ["--wandb-workspace", "entity"], ["--wandb-workspace", "a/b/c"]):
         with pytest.raises(SystemExit):
             main(arguments)
         assert "expected" in capsys.readouterr().err
@@ -182,3 +183,24 @@ def test_a_sweep_says_why_a_job_failed(tmp_path, capsys):
     (said,) = capsys.readouterr().err.splitlines()
     assert "no directory in it has a config.yaml" in said
     assert "job 1 of sweep (seed=1) failed: ValueError: num_actors=0: none plays" in said
+
+
+def test_a_name_may_be_any_bytes(tmp_path):
+    write_run(tmp_path / os.fsdecode(b"odd\xff"))
+    out = tmp_path / "page.html"
+    assert main([str(tmp_path), "--out", str(out)]) == 0
+    assert "odd\\udcff" in out.read_text()
+
+
+def test_a_workspace_that_cannot_be_saved_costs_no_page(tmp_path, monkeypatch, capsys):
+    def save(entity, project):
+        raise RuntimeError(f"no key\n for {entity}/{project}")
+
+    monkeypatch.setattr("impala.report.__main__.save", save)
+    write_run(tmp_path / "run")
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--out", str(out), "--wandb-workspace", "me/games"])
+    assert out.exists()
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert said.endswith("--wandb-workspace=me/games was not saved: no key for me/games")

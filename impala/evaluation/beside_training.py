@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from impala.agents.agent import Agent
-from impala.evaluation.evaluation import Evaluation
+from impala.evaluation.evaluation import Evaluation, EvaluationBusy
 from impala.evaluation.evaluator import Evaluator, logged
 from impala.loggers.json_lines import read_points
 from impala.whole_file import DiskFull
@@ -136,7 +136,7 @@ class BesideTraining:
 
     def _failed(self, frames: int) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, DiskFull):  # which needs no traceback
+        if isinstance(error, (DiskFull, EvaluationBusy)):  # which need no traceback
             log.error("no evaluation of %s frames, training goes on: %s", f"{frames:,}", error)
         else:
             log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")

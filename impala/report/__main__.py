@@ -6,6 +6,7 @@ The page is one HTML file that opens from disk and needs no network.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -42,19 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.wandb_workspace is not None:
-        entity, _, project = options.wandb_workspace.partition("/")
-        if not entity or not project:
+        if not re.fullmatch(r"[^/]+/[^/]+", options.wandb_workspace):
             parser.error(f"--wandb-workspace={options.wandb_workspace}: expected ENTITY/PROJECT")
-        try:
-            print(f"saved {save(entity, project)}")
-        except ValueError as error:
-            parser.error(str(error))
-        except Exception as error:  # W&B's, and its network's, of many kinds
-            reason = " ".join(str(error).split())
-            parser.error(f"--wandb-workspace={options.wandb_workspace} was not saved: {reason}")
+        if not options.directories:
+            return _save_workspace(parser, options.wandb_workspace)
     if not options.directories:
-        if options.wandb_workspace is not None:
-            return 0
         parser.error("expected the directory of a run or of a sweep")
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         parser.error(f"{', '.join(missing)} not installed: pip install -e '.[report]'")
@@ -91,6 +84,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             parser.error(f"--figures={options.figures}: cannot be written: {error}")
         print(f"{counted(written, 'figure')} in {options.figures}")
+    if options.wandb_workspace is not None:
+        return _save_workspace(parser, options.wandb_workspace)
+    return 0
+
+
+def _save_workspace(parser: Parser, name: str) -> int:
+    entity, _, project = name.partition("/")
+    try:
+        print(f"saved {save(entity, project)}")
+    except Exception as error:  # W&B's, and its network's, are of many kinds
+        reason = " ".join(str(error).split())
+        parser.error(f"--wandb-workspace={name} was not saved: {reason}")
     return 0
 
 

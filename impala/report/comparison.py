@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,8 +230,22 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         words = [f"{_short(key)}={shown(config[key])}" for key in differing if key in config]
         chosen = f"{config.get('choices.algorithm', '')} {config.get('choices.network', '')}"
         label = member_of(same[0]) or ", ".join(words[:4]) or chosen.strip() or same[0].suite
-        made.append(Group(label, same))
+        for number, take in enumerate(_takes(same)):
+            made.append(Group(f"{label}, again" if number else label, take))
     return made
+
+
+def _takes(runs: Sequence[Run]) -> list[list[Run]]:
+    """Each with every seed once at most: a seed twice is no second seed."""
+    takes: list[list[Run]] = []
+    count: Counter[Any] = Counter()
+    for run in runs:
+        seed = run.config.get("seed", run.directory)
+        if count[seed] == len(takes):
+            takes.append([])
+        takes[count[seed]].append(run)
+        count[seed] += 1
+    return takes
 
 
 def member_of(run: Run) -> str | None:

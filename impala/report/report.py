@@ -52,6 +52,7 @@ def make(directories: Sequence[Path], out: Path) -> Made:
             )
         )
     text = render(drawn, sweeps, left_out, out)
+    text = text.encode("utf-8", "backslashreplace").decode()  # names of files may be any bytes
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, text)
     return Made(runs, left_out, drawn)

@@ -96,10 +96,13 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         if config.parent.name != ".hydra" and not _is_best_of_population(config.parent)
     }
     runs, left_out = [], []
+    for path in paths:
+        for _ in os.walk(path, onerror=lambda e: left_out.append(f"{e.filename}: {e.strerror}")):
+            pass  # what cannot be looked into is said
     for directory in directories:
         try:
             runs.append(read_run(directory))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             left_out.append(f"{directory}: {error}")
     if not runs:
         found = "; ".join(left_out) or "no directory in it has a config.yaml"
