@@ -651,9 +651,8 @@ def test_an_evaluation_on_a_full_disk_goes_on_once_there_is_room(small_disk, pla
 # Signals, to all processes at once, as a terminal and `timeout` send them
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_run_that_can_be_resumed(number, folder):
     small = ("num_actors=1", "learner.threads=1", "algorithm/optimizer=rmsprop")
     process = subprocess.Popen(
