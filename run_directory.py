@@ -132,7 +132,7 @@ def as_started(arguments: Sequence[str]) -> list[str]:
 
     ValueError if its directory does not say that any more.
     """
-    given = {_key(each): each for each in arguments if not each.startswith("-")}
+    given = {key_of(each): each for each in arguments if not each.startswith("-")}
     sweeper = given.get("hydra/sweeper", "").partition("=")[2]
     if not {"-m", "--multirun"} & {*arguments} or sweeper not in ("", "population"):
         return [*arguments]
@@ -151,10 +151,11 @@ def as_started(arguments: Sequence[str]) -> list[str]:
             f" sweep.resume={resume}"
         ) from error
     here = ("hydra.mode", "hydra.sweep.dir", "sweep.resume")
-    return [*arguments, *(each for each in started if _key(each) not in (*given, *here))]
+    return [*arguments, *(each for each in started if key_of(each) not in (*given, *here))]
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """Of a line such as `+key=value`: the key."""
     return override.partition("=")[0].lstrip("+~")
 
 

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from command_line import CHOICES, RunFailed, UsageError, changeable, configured, explained
 from hydra_plugins.launchers import jobs_at_once
 from impala.population_directory import PopulationDirectory
-from run_directory import claimed, new_sweep_dir, quoted, remove_made, resume_command, shown
+from run_directory import claimed, key_of, new_sweep_dir, quoted, remove_made, resume_command, shown
 from supervisor import supervised
 from sweep import (
     Job,
@@ -123,8 +123,7 @@ class GridSweeper(BasicSweeper):
                 population.settings()  # which may be what is wrong with it
                 command = resume_command(directory, "-m", key="sweep.resume")
                 raise UsageError(f"{shown(directory)} is a population: go on with {command}")
-            keys = {each: each.lstrip("+~").partition("=")[0] for each in overrides[0]}
-            if wrong := [each for each, key in keys.items() if not changeable(key)]:
+            if wrong := [each for each in overrides[0] if not changeable(key_of(each))]:
                 raise UsageError(f"{', '.join(wrong)}: cannot change for jobs that were begun")
             before = read_sweep(directory)
             jobs = before.jobs

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from command_line import changeable
+from run_directory import key_of
 
 
 def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -32,7 +33,7 @@ def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 def _changed_overrides(saved: Sequence[str], now: Sequence[str]) -> Iterator[str]:
     old, new = ({line.partition("=")[0]: line for line in lines} for lines in (saved, now))
     for key in {**old, **new}:
-        name = key.lstrip("+~")
+        name = key_of(key)
         if old.get(key) != new.get(key) and name != "seed" and not changeable(name):
             yield f"{key} is {old[key].partition('=')[2] if key in old else 'as by default'}"
 

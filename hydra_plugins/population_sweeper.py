@@ -47,7 +47,7 @@ from impala.population import (
 )
 from impala.population_directory import MEND, PopulationDirectory, Record, space_as_json
 from impala.whole_file import write_whole
-from run_directory import claimed, quoted, resume_command, shown
+from run_directory import claimed, key_of, quoted, resume_command, shown
 from suites.score import Scoreboard
 from supervisor import supervised
 from sweep import Job, Sweep, clear, show, write_sweep
@@ -139,7 +139,7 @@ class PopulationSweeper(Sweeper):
                 "nothing is swept: give a population hyperparameters, such as"
                 " 'algorithm.optimizer.lr=tag(log, interval(1e-5, 1e-2))'"
             )
-        own = [o for o in self._fixed if o.lstrip("+~").partition("=")[0] in OWN_KEYS]
+        own = [o for o in self._fixed if key_of(o) in OWN_KEYS]
         if own:
             raise UsageError(f"{', '.join(own)}: that is up to the population")
         least, most = ({h.key: h.ends[end] for h in self._space} for end in (0, 1))

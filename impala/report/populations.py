@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impala.population import Member, best, best_first, fitness
-from impala.population_directory import PopulationDirectory, Record
+from impala.population_directory import PopulationDirectory, Record, short
 from impala.report.checked_json import flag, number, read_object, text, whole
 from impala.report.evaluations import Evaluation, read_evaluations
 from impala.report.runs import Run
@@ -54,11 +54,7 @@ class Population:
     @property
     def short(self) -> dict[str, str]:
         """Their last parts, where these tell them apart."""
-        last = [key.rpartition(".")[2] for key in self.keys]
-        return {
-            key: name if last.count(name) == 1 else key
-            for key, name in zip(self.keys, last, strict=True)
-        }
+        return {key: short(key, self.keys) for key in self.keys}
 
     @property
     def latest(self) -> dict[int, Record]:

@@ -89,16 +89,21 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path}: expected the directory of a run or of a sweep")
-    directories = {
-        config.parent.resolve(): None
-        for path in paths
-        for config in sorted(path.resolve().rglob("config.yaml"), key=_in_order)
-        if config.parent.name != ".hydra" and not _is_best_of_population(config.parent)
-    }
     runs, left_out = [], []
-    for path in paths:
-        for _ in os.walk(path, onerror=lambda e: left_out.append(f"{e.filename}: {e.strerror}")):
-            pass  # what cannot be looked into is said
+
+    def unreadable(error: OSError) -> None:
+        left_out.append(f"{error.filename}: {error.strerror}")
+
+    directories = {
+        folder: None
+        for path in paths
+        for folder in sorted(
+            (Path(folder) for folder, *names in os.walk(path.resolve(), onerror=unreadable)
+             if any("config.yaml" in each for each in names)),
+            key=_in_order,
+        )
+        if folder.name != ".hydra" and not _is_best_of_population(folder)
+    }  # fmt: skip
     for directory in directories:
         try:
             runs.append(read_run(directory))
