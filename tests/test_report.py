@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from plotly.offline import get_plotlyjs_version
 
 from impala.report import task_table
 from impala.report.__main__ import main
@@ -147,6 +148,20 @@ def test_the_page_needs_no_other_file_and_has_everything(tmp_path, capsys):
     for name in ("scores_of_tasks", "curve_iqm_over_hours", "task_breakout_over_frames"):
         assert {f"part0-data-{name}", f"part1-data-{name}"} <= names
     assert not figures.exists()
+
+
+def test_the_bundle_in_the_page_draws_what_figures_have(tmp_path):
+    """It is Plotly's basic one, a quarter of the whole, of the version whose JSON figures are."""
+    write_everything(tmp_path / "runs")
+    write_population(tmp_path / "population")
+    main([str(tmp_path / "runs"), str(tmp_path / "population"), "--out", str(tmp_path / "p.html")])
+    text = (tmp_path / "p.html").read_text()
+    figures = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
+    kinds = {trace["type"] for figure in figures for trace in json.loads(figure)["data"]}
+    assert kinds == {"bar", "scatter"}
+    bundled = re.search(r"plotly\.js \(basic - minified\) v(\d+)\.", text)
+    assert bundled
+    assert bundled[1] == get_plotlyjs_version().split(".")[0]
 
 
 def test_figures_are_exported_as_csv_where_there_is_no_browser(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jinja2
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from impala.report import task_table
 from impala.report.comparison import (
@@ -80,7 +79,7 @@ def render(
     return environment.get_template("page.html.j2").render(
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
         script=files.joinpath("page.js").read_text(encoding="utf-8"),
-        plotly=get_plotlyjs(),
+        plotly=files.joinpath("plotly/plotly-basic.min.js").read_text(encoding="utf-8"),
         folder="/".join(common_folder(runs).parts[-2:]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         parts=[_part(f"part{i}", each, out, room) for i, each in enumerate(drawn)],
