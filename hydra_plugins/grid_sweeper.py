@@ -50,6 +50,8 @@ from sweep import (
 
 log = logging.getLogger("sweep")
 
+SUBDIR = "${hydra:job.num}"  # as conf/config.yaml has it
+
 
 class GridSweeper(BasicSweeper):
     """A sweeper of Hydra's, for any launcher.
@@ -257,6 +259,12 @@ def checked_directory(config: DictConfig) -> Path:
 
     UsageError if it can be none.
     """
+    subdir = cast(dict[str, str], OmegaConf.to_container(config.hydra.sweep))["subdir"]
+    if subdir != SUBDIR:
+        raise UsageError(
+            f"hydra.sweep.subdir={subdir}: the directory of a job is its number, by which a sweep"
+            " goes on. Leave it out; hydra.sweep.dir=... names the directory of the sweep"
+        )
     given = config.hydra.sweep.dir
     path = Path(given).absolute()
     if config.sweep.resume is not None and path.resolve() != Path(

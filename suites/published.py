@@ -11,9 +11,10 @@ contradict each other what comes out instead (`expected`), and why.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -101,7 +102,11 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(
+        prog="python -m suites.published",
+        description="Computes published aggregates again and prints what differs.",
+    ).parse_args(arguments)
     line = "{:9}{:36}{:21}{:>9}{:>11}{:>12}  {}"
     print(line.format("suite", "result", "aggregate", "printed", "computed", "difference", ""))
     unexpected = 0

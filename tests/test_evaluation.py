@@ -292,6 +292,24 @@ def test_what_was_finished_is_not_played_again(tmp_path, here, caplog):
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "{}", '{"task": 0, "first": 1, "returns": [1.0], "lengths": []}', "[" * 9999],
+)
+def test_a_damaged_line_ends_what_is_known_of_the_games(tmp_path, here, caplog, line):
+    given = evaluation(Catch(), CountingAgent(), games=3, at_once=1)
+    with Evaluator(given, frames=700, run_dir=tmp_path) as evaluator:
+        while evaluator.finished_games < 2:
+            evaluator.turn(0.0)
+    path = tmp_path / "evaluation" / "700.games.jsonl"
+    about, first, second = path.read_text().splitlines()
+    path.write_text(f"{about}\n{first}\n{line}\n{second}\n")
+    with Evaluator(given, frames=700, run_dir=tmp_path) as evaluator:
+        assert evaluator.finished_games == 1
+    assert "700.games.jsonl is damaged at line 3, the rest is lost" in caplog.text
+    assert path.read_text().splitlines() == [about, first]
+
+
+@pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"seed": 6}, "seed"), ({"greedy": True}, "greedy"), ({"games": 5}, "games"),

@@ -208,6 +208,7 @@ def test_a_signal_says_which_jobs_were_not_run(monkeypatch, folder):
         ),
         (["seed=range(1,1)"], "seed=range(1,1): there are no values, and so there is no job"),
         (["seed=1,2", "hydra.sweep.dir=/dev/null"], "expected a directory, and it is a file"),
+        (["seed=1,2", "hydra.sweep.subdir=x"], "the directory of a job is its number"),
         (["sweep.resume=nowhere"], "sweep.resume=nowhere: expected the directory of a sweep"),
         (["resume=a,b"], "job 0 (resume=a): resume=a: expected the directory of a run"),
         (["mode=evaluate", "seed=1,2"], "mode=evaluate needs resume=<run directory>"),

@@ -145,7 +145,7 @@ class BesideTraining:
 def _log(report: dict[str, Any]) -> None:
     headline = report["headline"]
     log.info(
-        "evaluation of %s frames: %s %.1f %%, %d games of each of %d tasks",
-        f"{report['frames']:,}", headline, report["score"], report["games_per_task"],
-        len(report["games"]),
+        "evaluation of %s frames: %s %.1f %%, tasks %d, games of each %d",
+        f"{report['frames']:,}", headline, report["score"], len(report["games"]),
+        report["games_per_task"],
     )  # fmt: skip

@@ -48,10 +48,7 @@ class GamesFile:
             lines = []
         if not lines:
             self._append(self._identity)
-        for line in lines[1:]:
-            chunk = Chunk(line["task"], line["first"], len(line["returns"]))
-            games = zip(line["returns"], line["lengths"], strict=True)
-            self.games[chunk] = [Game(*game) for game in games]
+        self.games.update(map(_portion, lines[1:]))
         if self.games:
             log.info("going on with %s", path)
 
@@ -89,10 +86,15 @@ class GamesFile:
             if not line.endswith(b"\n"):
                 break
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise ValueError("expected an object")
+                if lines:
+                    _portion(value)
+            except (ValueError, KeyError, TypeError, RecursionError):
                 log.warning("%s is damaged at line %d, the rest is lost", self.path, len(lines) + 1)
                 break
+            lines.append(value)
             size += len(line)
         self._file.truncate(size)
         return lines
@@ -109,6 +111,12 @@ class GamesFile:
             with suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
             raise
+
+
+def _portion(line: Mapping[str, Any]) -> tuple[Chunk, list[Game]]:
+    """ValueError, KeyError or TypeError where the line is not of a portion."""
+    games = [Game(float(r), int(n)) for r, n in zip(line["returns"], line["lengths"], strict=True)]
+    return Chunk(line["task"], int(line["first"]), len(games)), games
 
 
 def put_aside(*paths: Path) -> list[Path]:
