@@ -244,6 +244,7 @@ def _point(line: bytes) -> dict[str, float]:
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        json.dumps(config, default=str)  # ValueError where it holds itself
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise ValueError(f"config.yaml cannot be read: {said}") from error
