@@ -164,15 +164,17 @@ def watch(
 
 
 def points_of(
-    overrides: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None
-) -> list[dict[str, Any]]:
+    overrides: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None,
+    run: Path | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The points, one a second, that `launch.py` logs until `seconds` after the first of them.
 
     environment: variables beside those of this process.
+    run: its directory, kept; None: it is removed.
     Raises RuntimeError, with the end of the program's output, if it stops before.
     """
     with tempfile.TemporaryDirectory(prefix="training-", ignore_cleanup_errors=True) as folder:
-        run, output_file = Path(folder, "run"), Path(folder, "output.txt")
+        run, output_file = run or Path(folder, "run"), Path(folder, "output.txt")
         own = ["loggers=[]", "log_every_s=1", f"hydra.run.dir={run}"]
         with output_file.open("wb") as output:
             process = subprocess.Popen(

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from hydra.utils import instantiate
 
-from benchmarks import lag, parts, report, throughput, training_run
+from benchmarks import beside, lag, parts, report, throughput, training_run
 from benchmarks.parts import Costs, compose, ideal
 from benchmarks.peers import sample_factory_peer
 from benchmarks.throughput import OURS, OURS_FLOAT32, Case, Measured
@@ -28,6 +28,14 @@ def test_windows_begin_after_the_warm_up_and_end_with_an_update() -> None:
     windows = split(progress, warm_up_s=4.0, seconds=10.0, frames_per_step=4)
     # First at t=9 (the first point 4 s after t=3), then every 12 s: the first point past 10 s.
     assert windows == [Window(100.0, 0.5), Window(100.0, 0.5)]
+
+
+def test_a_pause_is_between_two_updates_of_a_window() -> None:
+    times = [0.0, 9.0, 10.0, 11.0, 14.0, 20.0, 21.0, 30.0, 31.0]
+    points = [{"time_s": t, "frames": 400 * t} for t in times]
+    assert beside.split(points, 10.0, 10.0, 2) == [(100.0, 6.0), (100.0, 9.0)]
+    with pytest.raises(RuntimeError, match="nothing was learned in window 1"):
+        beside.split(points, 21.0, 10.0, 2)
 
 
 def test_an_unfinished_window_is_none() -> None:
