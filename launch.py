@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -37,32 +36,36 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import command_line
-from command_line import CONF, UsageError
+from building import (
+    build_agent,
+    build_batching,
+    build_evaluations,
+    build_loggers,
+    build_mix,
+    build_population,
+    check_slots,
+    evaluation_of,
+    pick_autocast,
+    pick_device,
+)
 from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
-from impala.agents.agent import Agent
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.children import StopRequests
 from impala.cores import available_cores
-from impala.evaluation.beside_training import BesideTraining
-from impala.evaluation.evaluation import Evaluation, EvaluationBusy
+from impala.evaluation.evaluation import EvaluationBusy
 from impala.evaluation.evaluator import evaluate
-from impala.evaluation.video import check_encoder
 from impala.experiment import Experiment, Schedule, Staleness
-from impala.inference_server import Batching
 from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
-from impala.loggers.logger import Logger, RunInfo
-from impala.mix import Mix, task_weights
 from impala.population_directory import PopulationDirectory, told
-from impala.population_member import PopulationMember
 from impala.population_runs import seed_again
 from impala.transport.restarts import Restarts
 from impala.whole_file import write_whole
+from refusals import CONF, UsageError
 from run_directory import claimed, is_job_of_sweep, link_latest, quoted, resume_command, shown
-from suites.camera import check_filmable
 from suites.score import Scoreboard
 from suites.suite import Suite
-from sweep import clear, run_name
+from sweep import clear
 from sweep_job import as_job
 
 log = logging.getLogger("launch")
@@ -287,95 +290,6 @@ def build_evaluation(cfg: DictConfig, run_dir: Path) -> Run:
     return run
 
 
-def build_evaluations(
-    cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path, resume_frames: int | None
-) -> BesideTraining | None:
-    every_frames = cfg.evaluation.every_frames
-    if every_frames is None:
-        return None
-    if every_frames > cfg.total_frames:
-        raise UsageError(
-            f"evaluation.every_frames={every_frames} with total_frames={cfg.total_frames}: there"
-            " would be no evaluation, set it to as many frames at most"
-        )
-    copied = copy.deepcopy(agent).cpu()
-    return BesideTraining(
-        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
-        every_frames=every_frames,
-        run_dir=run_dir,
-        resume_frames=resume_frames,
-    )
-
-
-def evaluation_of(
-    cfg: DictConfig,
-    suite: Suite,
-    agent: Agent,
-    *,
-    seed: int,
-    num_workers: int | None = None,
-    niceness: int = 0,
-) -> Evaluation:
-    """num_workers: unless the configuration names a number; None: one for each core."""
-    if cfg.videos:
-        check_encoder()
-        check_filmable(suite)
-    return Evaluation(
-        suite=suite,
-        agent=agent,
-        games=cfg.evaluation.games,
-        greedy=cfg.evaluation.greedy,
-        seed=seed,
-        num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
-        at_once=cfg.evaluation.at_once,
-        outside=suite.spec.outside,
-        timeout_s=cfg.evaluation.timeout_s,
-        videos=cfg.videos,
-        niceness=niceness,
-    )
-
-
-def build_population(cfg: DictConfig, learner: Learner) -> PopulationMember | None:
-    """The run's place in a population, if hydra/sweeper=population has started it."""
-    if cfg.population is None:
-        return None
-    return PopulationMember(
-        directory=Path(cfg.population.directory),
-        member=cfg.population.member,
-        setters={  # of command_line.IN_PLACE
-            "algorithm.optimizer.lr": partial(learner.set_option, "lr"),
-            "algorithm.optimizer.eps": partial(learner.set_option, "eps"),
-            "algorithm.agent.entropy_cost": partial(setattr, learner.agent, "entropy_cost"),
-            "algorithm.max_grad_norm": partial(setattr, learner, "max_grad_norm"),
-        },
-    )
-
-
-def build_loggers(
-    cfg: DictConfig,
-    suite: Suite,
-    run_dir: Path,
-    resume_frames: int | None = None,
-    evaluated_frames: int | None = None,
-) -> list[Logger]:
-    run = RunInfo(
-        run_dir=run_dir,
-        name=run_name(run_dir),
-        title=f"{suite.name} / {cfg.algorithm.name}",
-        config=cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
-        total_frames=cfg.total_frames,
-        task_names=tuple(task.name for task in suite.tasks),
-        headline=suite.headline,
-        resume_frames=resume_frames,
-        evaluated_frames=evaluated_frames,
-    )
-    return [
-        instantiate(logger)(run)
-        for name, logger in cfg.loggers.items()
-        if evaluated_frames is None or name != "console"  # an evaluation shows itself
-    ]
-
-
 def commit() -> str | None:
     """Of this code, with a plus sign if it was changed since; None outside a git checkout."""
     git = ["git", "-C", str(CONF.parent)]
@@ -396,56 +310,6 @@ def machine() -> str:
     )
 
 
-def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
-    torch.manual_seed(cfg.seed)
-    return instantiate(
-        cfg.algorithm.agent,
-        frame_shape=suite.spec.frame_shape,
-        num_actions=suite.spec.num_actions,
-        torso=instantiate(cfg.network.torso),
-        core=instantiate(cfg.network.core),
-        feed_back=cfg.network.feed_back,
-        language=partial(
-            instantiate(cfg.network.language), vocabulary_size=suite.spec.vocabulary_size
-        )
-        if suite.spec.instruction_length
-        else None,
-        _recursive_=False,
-    )
-
-
-def build_mix(cfg: DictConfig, suite: Suite) -> Mix | None:
-    given = cfg.actors.mix
-    if isinstance(given, str) and given.startswith("{"):  # see conf/config.yaml
-        given = OmegaConf.create(given)
-    mix = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
-    weights = task_weights(cast(Any, mix), [task.name for task in suite.tasks])
-    return None if weights is None else Mix(weights, cfg.actors.reassign_every_s)
-
-
-def build_batching(cfg: DictConfig) -> Batching | None:
-    if not cfg.inference:
-        return None
-    if cfg.choices.transport == "in_process":
-        raise UsageError("inference=server is a process: transport=in_process has none")
-    options = cast(dict[str, Any], OmegaConf.to_container(cfg.inference, resolve=True))
-    device = pick_device(options.get("device", "auto"), "inference.device")
-    return Batching(**{**options, "device": device.type})
-
-
-def check_slots(cfg: DictConfig, environments: int) -> None:
-    slots = cfg.transport.slots_per_environment
-    fresh = cfg.algorithm.batch_size // cfg.algorithm.passes
-    if fresh > environments * (slots - 1):
-        raise UsageError(
-            f"algorithm.batch_size={cfg.algorithm.batch_size} with algorithm.passes="
-            f"{cfg.algorithm.passes} takes {fresh} unrolls at once, and {environments} environments"
-            f" with transport.slots_per_environment={slots} have at most"
-            f" {environments * (slots - 1)} waiting: set a smaller batch, more environments"
-            " (envs_per_actor, num_actors, min_environments) or more slots"
-        )
-
-
 def save_config(cfg: DictConfig, run_dir: Path) -> None:
     """What the run is, whatever it was started or resumed by: `config.yaml`, resolved."""
     saved = copy.deepcopy(cfg)
@@ -462,22 +326,6 @@ def save_suite(suite: Suite, run_dir: Path) -> None:
         "provenance": suite.provenance,
     }
     write_whole(run_dir / "suite.json", json.dumps(about, indent=2) + "\n")
-
-
-def pick_device(name: str, key: str = "device") -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise UsageError(f"{key}=cuda: this machine has no CUDA device that PyTorch can use")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
-def pick_autocast(choice: bool | str, device: torch.device) -> bool:
-    """auto: where the processor multiplies bfloat16 in hardware (GPUs, and CPUs with AMX)."""
-    if choice == "auto":
-        if device.type == "cuda":
-            return torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.cpu._is_amx_tile_supported()
-    return bool(choice)
 
 
 if __name__ == "__main__":

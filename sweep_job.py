@@ -20,7 +20,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from command_line import RunFailed, UsageError
+from command_line import RunFailed
+from refusals import UsageError
 from run_directory import shown
 from sweep import (
     JobState,

@@ -21,7 +21,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-import launch
+import building
+import refusals
 from impala.actor import Actor
 from impala.actor_pool import actor_seeds, assign_tasks
 from impala.cores import available_cores
@@ -56,7 +57,7 @@ def ideal(cores: int, costs: Costs) -> float:
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of `python launch.py <overrides>`."""
-    with hydra.initialize_config_dir(str(launch.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(refusals.CONF), version_base="1.3"):
         return hydra.compose("config", list(overrides))
 
 
@@ -136,14 +137,14 @@ class Parts:
     """The three parts of one run on the CPU. Building them plays one unroll of every actor."""
 
     def __init__(self, cfg: DictConfig, environments: Environments) -> None:
-        device = launch.pick_device(cfg.device)
+        device = building.pick_device(cfg.device)
         if device.type != "cpu":
             raise ValueError(
                 f"the learner is on {device}, whose work is not of a core: measure with device=cpu"
             )
         torch.set_num_threads(1)  # as in the learner's process and in the actors'
         suite = environments.suite
-        agent = launch.build_agent(cfg, suite)
+        agent = building.build_agent(cfg, suite)
         self._environments = environments
         self._unroll_length = cfg.algorithm.unroll_length
         self._storage = allocate(
@@ -226,7 +227,7 @@ def build_learner(cfg: DictConfig, agent: Any, device: torch.device) -> Learner:
         max_grad_norm=algorithm.max_grad_norm,
         device=device,
         threads=1,
-        autocast=launch.pick_autocast(cfg.learner.autocast, device),
+        autocast=building.pick_autocast(cfg.learner.autocast, device),
         compile_loss=cfg.learner.compile,
         max_skipped=cfg.learner.max_skipped,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 
-import launch
+import building
 from benchmarks import report
 from benchmarks.parts import Costs, Environments, Parts, compose, ideal, one_core
 from benchmarks.peers import sample_factory_peer
@@ -95,7 +95,7 @@ def programs(case: Case, overrides: Sequence[str], cores: int, against: bool) ->
             )
         )
         cfg = compose(ours)
-        if launch.pick_autocast(cfg.learner.autocast, launch.pick_device(cfg.device)):
+        if building.pick_autocast(cfg.learner.autocast, building.pick_device(cfg.device)):
             found.append(our_training([*ours, "learner.autocast=false"], OURS_FLOAT32))
     return found
 

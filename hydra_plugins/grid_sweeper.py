@@ -25,9 +25,11 @@ from hydra.types import HydraContext, TaskFunction
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from command_line import CHOICES, RunFailed, UsageError, changeable, configured, explained
+from allowed_values import CHOICES
+from command_line import RunFailed, changeable, configured
 from hydra_plugins.launchers import jobs_at_once
 from impala.population_directory import PopulationDirectory
+from refusals import UsageError, explained
 from run_directory import claimed, key_of, new_sweep_dir, quoted, remove_made, resume_command, shown
 from supervisor import supervised
 from sweep import (

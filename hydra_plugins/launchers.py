@@ -6,7 +6,7 @@ import os
 
 from omegaconf import DictConfig
 
-from command_line import UsageError
+from refusals import UsageError
 
 
 def jobs_at_once(name: str, launcher: DictConfig) -> int | None:

@@ -28,7 +28,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 import command_line
-from command_line import RunFailed, UsageError
+from command_line import RunFailed
 from hydra_plugins import search_space
 from hydra_plugins.grid_sweeper import check, checked_directory, passing_signals_on
 from hydra_plugins.launchers import jobs_at_once
@@ -47,6 +47,7 @@ from impala.population import (
 )
 from impala.population_directory import MEND, PopulationDirectory, Record, space_as_json
 from impala.whole_file import write_whole
+from refusals import UsageError
 from run_directory import claimed, key_of, quoted, resume_command, shown
 from suites.score import Scoreboard
 from supervisor import supervised

@@ -15,8 +15,9 @@ from impala.actor import Actor
 from impala.agents.agent import Agent
 from impala.crew import Crew, crew_of
 from impala.inference import Inference, LocalInference, WeightsSource
-from impala.inference_server import Batching, RemoteInference
+from impala.inference_server import Batching
 from impala.mix import Ledger, Mix, TaskTurns, dealt
+from impala.remote_inference import RemoteInference
 from impala.trajectory import Trajectory, trajectory_layout
 from impala.worker import WorkerEnv
 

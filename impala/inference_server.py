@@ -27,9 +27,10 @@ from torch import Tensor
 from impala.agents.agent import Agent
 from impala.inference import Question, WeightsSource, gumbel_, parts, write_answer
 from impala.patience import Patience
+from impala.remote_inference import ASK, VALUE
 from impala.trajectory import Step, Trajectory, leaves, map_structure
 
-_ASK, _VALUE = b"q", b"v"
+_SIGN_S = 1.0  # between signs of life, at most, unless it hangs
 _JOIN = struct.Struct("<qq")  # an actor's number, and the first of its environments among all
 
 
@@ -55,9 +56,6 @@ class Batching:
             )
         if not self.timeout_s >= 0:
             raise ValueError(f"inference.timeout_s={self.timeout_s}: expected 0 or more")
-
-
-_SIGN_S = 1.0  # between signs of life, at most, unless it hangs
 
 
 class Answers:
@@ -87,58 +85,6 @@ class Answers:
     def hangs(self, patience: Patience) -> bool:
         """Whether it has given no sign of life for too long."""
         return bool(self._alive_s[0] < patience.horizon_s())
-
-
-class ServerGone(EOFError):
-    """The other end of the pipe to the server is closed."""
-
-
-class RemoteInference:
-    """See `impala.inference.Inference`: an actor's pipe to the server."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._answered: list[int] = []
-
-    @property
-    def connection(self) -> Connection | None:
-        return self._connection
-
-    def ask(self, questions: Sequence[Question]) -> None:
-        parts = [
-            np.array([q.group, q.slots.start, q.slots.stop, q.t, *q.environments], np.int64)
-            for q in questions
-        ]
-        self._send(_ASK + np.concatenate(parts).tobytes())
-
-    def answered(self) -> list[int]:
-        while self._connection.poll(0):
-            _, message = self._message()
-            self._answered += np.frombuffer(message, np.int64).tolist()
-        answered, self._answered = self._answered, []
-        return answered
-
-    def value(self, step: Step, environments: NDArray[np.int64]) -> NDArray[np.float32]:
-        numbers = map_structure(lambda leaf: leaf.numpy(), step)
-        self._send(_VALUE + pickle.dumps((numbers, environments)))
-        while True:  # answers to questions may come first
-            kind, message = self._message()
-            if kind == _VALUE:
-                return np.frombuffer(message, np.float32)
-            self._answered += np.frombuffer(message, np.int64).tolist()
-
-    def _message(self) -> tuple[bytes, bytes]:
-        try:
-            message = self._connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            raise ServerGone from None
-        return message[:1], message[1:]
-
-    def _send(self, message: bytes) -> None:
-        try:
-            self._connection.send_bytes(message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise ServerGone from None
 
 
 def join(control: Connection, pid: int, actor: int, first: int, theirs: Connection) -> None:
@@ -275,9 +221,9 @@ class Server:
 
     def _take(self, connection: Connection, message: bytes) -> None:
         first = self._first[connection]
-        if message[:1] == _VALUE:
+        if message[:1] == VALUE:
             step, environments = pickle.loads(message[1:])
-            connection.send_bytes(_VALUE + self._value(step, first + environments))
+            connection.send_bytes(VALUE + self._value(step, first + environments))
             return
         numbers, now = np.frombuffer(message, np.int64, offset=1), time.monotonic()
         while len(numbers):
@@ -357,7 +303,7 @@ class Server:
             )  # fmt: skip
         for connection, groups in answered.items():
             with suppress(BrokenPipeError, ConnectionResetError):  # the next `wait` shows its end
-                connection.send_bytes(_ASK + np.array(groups, np.int64).tobytes())
+                connection.send_bytes(ASK + np.array(groups, np.int64).tobytes())
 
     def _refresh(self) -> None:
         if self._copied is not None:

@@ -5,10 +5,11 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-import launch
+import building
+import refusals
 from impala.loggers.logger import RunInfo
 
-CONF = launch.CONF
+CONF = refusals.CONF
 
 
 def compose(*overrides):
@@ -24,7 +25,7 @@ def choices(group):
 def test_each_suite_builds_an_agent_that_fits_it(suite):
     cfg = compose(f"suite={suite}")
     built = instantiate(cfg.suite)
-    agent = launch.build_agent(cfg, built)
+    agent = building.build_agent(cfg, built)
     assert sum(p.numel() for p in agent.parameters()) > 1000
 
 
@@ -35,7 +36,7 @@ def test_each_network_builds_with_each_core(network, core):
         "suite=catch", f"network={network}", f"network/core={core}", "network.feed_back=true",
         "suite.rows=20", "suite.columns=20",
     )  # fmt: skip
-    agent = launch.build_agent(cfg, instantiate(cfg.suite))
+    agent = building.build_agent(cfg, instantiate(cfg.suite))
     assert bool(agent.initial_state(3)) == (core == "lstm")
 
 
@@ -52,7 +53,7 @@ def test_each_recipe_builds(recipe):
     cfg = compose(f"experiment={recipe}")
     suite = instantiate(cfg.suite)
     assert cfg.suite.tasks is None or len(suite.tasks) == len(cfg.suite.tasks)
-    launch.build_agent(cfg, suite)
+    building.build_agent(cfg, suite)
     assert cfg.algorithm.batch_size % cfg.algorithm.passes == 0
 
 

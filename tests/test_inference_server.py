@@ -14,8 +14,9 @@ import torch
 
 from impala.actor_pool import ActorPool
 from impala.inference import Question
-from impala.inference_server import Answers, Batching, RemoteInference, Server, join
+from impala.inference_server import Answers, Batching, Server, join
 from impala.patience import Patience
+from impala.remote_inference import RemoteInference
 from impala.trajectory import allocate, empty_step, gather, leaves
 from impala.transport.restarts import Restarts
 from impala.transport.shared_memory import SharedMemoryTransport

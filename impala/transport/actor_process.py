@@ -17,9 +17,9 @@ from impala.actor import SIGN_S
 from impala.children import die_with_parent
 from impala.cores import stay_on
 from impala.crew import Crew
-from impala.inference_server import ServerGone
 from impala.messages import Failed, Order, packed, unpacked
 from impala.pace import Pace
+from impala.remote_inference import ServerGone
 from impala.transport.memory import Shared
 from impala.transport.transport import ActorBuilder
 
