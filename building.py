@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from impala.actor_pool import ActorPool, assign_tasks
 from impala.agents.agent import Agent
 from impala.cores import available_cores
 from impala.evaluation.beside_training import BesideTraining
@@ -45,6 +46,37 @@ def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
     )
 
 
+def build_pool(cfg: DictConfig, suite: Suite, agent: Agent, run_dir: Path) -> ActorPool:
+    in_process = cfg.choices.transport == "in_process"
+    if in_process and cfg.actors.outside == "always":
+        raise UsageError("actors.outside=always makes processes: transport=in_process has none")
+    mix, batching = build_mix(cfg, suite), build_batching(cfg)
+    tasks = assign_tasks(
+        len(suite.tasks),
+        # Two for each core where another process answers: one plays while the other waits for it.
+        cfg.num_actors or available_cores() * (2 if batching else 1),
+        cfg.envs_per_actor,
+        cfg.min_environments,
+        mix,
+    )
+    check_slots(cfg, sum(map(len, tasks)))
+    outside = cfg.actors.outside
+    if outside == "auto" and suite.spec.outside and not in_process:
+        outside = "always"
+    return ActorPool(
+        suite=suite,
+        agent=copy.deepcopy(agent),
+        tasks=tasks,
+        unroll_length=cfg.algorithm.unroll_length,
+        life_loss_ends_episode=cfg.algorithm.life_loss_ends_episode,
+        outside=range(len(suite.tasks)) if outside == "always" else (),
+        move_slow=outside == "auto",
+        mix=mix,
+        batching=batching,
+        log_dir=run_dir / "engine" if suite.spec.outside else None,
+    )
+
+
 def build_mix(cfg: DictConfig, suite: Suite) -> Mix | None:
     given = cfg.actors.mix
     if isinstance(given, str) and given.startswith("{"):  # see conf/config.yaml
@@ -75,6 +107,21 @@ def check_slots(cfg: DictConfig, environments: int) -> None:
             f" {environments * (slots - 1)} waiting: set a smaller batch, more environments"
             " (envs_per_actor, num_actors, min_environments) or more slots"
         )
+
+
+def build_learner(cfg: DictConfig, agent: Agent, device: torch.device) -> Learner:
+    algorithm = cfg.algorithm
+    return Learner(
+        agent,
+        optimizer=instantiate(algorithm.optimizer),
+        lr_schedule=instantiate(algorithm.lr_schedule),
+        max_grad_norm=algorithm.max_grad_norm,
+        device=device,
+        threads=cfg.learner.threads or available_cores(),
+        autocast=pick_autocast(cfg.learner.autocast, device),
+        compile_loss=cfg.learner.compile,
+        max_skipped=cfg.learner.max_skipped,
+    )
 
 
 def build_loggers(

@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -38,24 +38,21 @@ from omegaconf import DictConfig, OmegaConf, read_write
 import command_line
 from building import (
     build_agent,
-    build_batching,
     build_evaluations,
+    build_learner,
     build_loggers,
-    build_mix,
+    build_pool,
     build_population,
-    check_slots,
     evaluation_of,
-    pick_autocast,
     pick_device,
 )
-from impala.actor_pool import ActorPool, actor_seeds, assign_tasks
+from impala.actor_pool import actor_seeds
 from impala.checkpoint import Checkpoints, check_vocabulary, fitting
 from impala.children import StopRequests
 from impala.cores import available_cores
 from impala.evaluation.evaluation import EvaluationBusy
 from impala.evaluation.evaluator import evaluate
 from impala.experiment import Experiment, Schedule, Staleness
-from impala.learner import Learner
 from impala.loggers.json_lines import EpisodeLog, JsonLines
 from impala.population_directory import PopulationDirectory, told
 from impala.population_runs import seed_again
@@ -116,23 +113,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     device = pick_device(cfg.device)
     torch.set_num_threads(1)  # micro-batches are what runs side by side, see Learner
     agent = build_agent(cfg, suite)
-    in_process = cfg.choices.transport == "in_process"
-    if in_process and cfg.actors.outside == "always":
-        raise UsageError("actors.outside=always makes processes: transport=in_process has none")
-    mix, batching = build_mix(cfg, suite), build_batching(cfg)
-    tasks = assign_tasks(
-        len(suite.tasks),
-        # Two for each core where another process answers: one plays while the other waits for it.
-        cfg.num_actors or available_cores() * (2 if batching else 1),
-        cfg.envs_per_actor,
-        cfg.min_environments,
-        mix,
-    )
-    outside = cfg.actors.outside
-    if outside == "auto" and suite.spec.outside and not in_process:
-        outside = "always"
-    algorithm = cfg.algorithm
-    check_slots(cfg, sum(map(len, tasks)))
+    pool = build_pool(cfg, suite, agent, run_dir)
     lock = claimed(run_dir) if cfg.resume is not None else None
     checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
     state = checkpoints.load() if cfg.resume is not None else None
@@ -147,30 +128,9 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     if lock and state and state["frames"] >= schedule.end_frames:
         lock.close()
         return lambda: already_finished(cfg, suite, scoreboard, state)
-    pool = ActorPool(
-        suite=suite,
-        agent=copy.deepcopy(agent),
-        tasks=tasks,
-        unroll_length=algorithm.unroll_length,
-        life_loss_ends_episode=algorithm.life_loss_ends_episode,
-        outside=range(len(suite.tasks)) if outside == "always" else (),
-        move_slow=outside == "auto",
-        mix=mix,
-        batching=batching,
-        log_dir=run_dir / "engine" if suite.spec.outside else None,
-    )
-    learner = Learner(
-        agent,
-        optimizer=instantiate(algorithm.optimizer),
-        lr_schedule=instantiate(algorithm.lr_schedule),
-        max_grad_norm=algorithm.max_grad_norm,
-        device=device,
-        threads=cfg.learner.threads or available_cores(),
-        autocast=pick_autocast(cfg.learner.autocast, device),
-        compile_loss=cfg.learner.compile,
-        max_skipped=cfg.learner.max_skipped,
-    )
+    learner = build_learner(cfg, agent, device)
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
+    algorithm = cfg.algorithm
     experience = instantiate(algorithm.experience)(transport.storage, pin=device.type == "cuda")
     frames = state["frames"] if state else None
     metrics_file = JsonLines(  # cut before loggers read it
@@ -203,7 +163,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     save_suite(suite, run_dir)
     if cfg.resume is None:
         link_latest(run_dir)
-    announce(cfg, suite, tasks, device, run_dir, frames or 0, experiment.actors_seed)
+    announce(cfg, suite, pool.tasks, device, run_dir, frames or 0, experiment.actors_seed)
     return lambda: train(experiment, run_dir, lock, member=cfg.population is not None)
 
 
@@ -236,7 +196,7 @@ def already_finished(
 def announce(
     cfg: DictConfig,
     suite: Suite,
-    tasks: list[list[int]],
+    tasks: Sequence[Sequence[int]],
     device: torch.device,
     run_dir: Path,
     frames: int,
