@@ -129,7 +129,7 @@ class Atari57:
         return AtariCamera(
             game=task.test_level,
             seed=seed,
-            noops=int(info["frame_number"][0]),
+            played=int(info["episode_frame_number"][0]),
             sticky_actions=self.sticky_actions,
             full_action_space=self.full_action_space,
             frames_per_step=self.spec.frames_per_step,

@@ -19,7 +19,8 @@ class AtariCamera:
 
     action_map: from the names of the emulator's actions to the index among them of each of the
                 suite's actions.
-    noops:      frames that were played at the start.
+    played:     frames of the game before the agent's first one: those of the emulator's own start,
+                which a few games have, and no-ops.
     """
 
     pictures_per_s = ENGINE_FRAMES_PER_S
@@ -29,7 +30,7 @@ class AtariCamera:
         *,
         game: str,
         seed: int,
-        noops: int,
+        played: int,
         sticky_actions: float,
         full_action_space: bool,
         frames_per_step: int,
@@ -43,7 +44,7 @@ class AtariCamera:
         ale.setFloat("repeat_action_probability", sticky_actions)
         ale.loadROM(str(roms.get_rom_path(game)))
         ale.reset_game()
-        for _ in range(noops):
+        while ale.getEpisodeFrameNumber() < played:
             ale.act(0)
         own = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
         self._actions = [own[i] for i in action_map([action.name for action in own])]

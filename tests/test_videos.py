@@ -50,7 +50,10 @@ def test_an_atari_game_has_every_frame_of_the_emulator_in_colour(tmp_path):
     assert (below[1:] != below[:-1]).any((1, 2, 3)).mean() > 0.5  # not every fourth frame only
 
 
-@pytest.mark.parametrize("tasks", [["skiing", "pong"], ["pong"]])  # all 18 actions, its own
+@pytest.mark.parametrize(
+    "tasks",
+    [["skiing", "pong"], ["pong"], ["berzerk"]],  # all 18 actions, its own, a start of its own
+)
 def test_the_camera_sees_what_the_agent_saw(tasks):
     suite = Atari57(tasks=tasks, sticky_actions=0.25)
     task = suite.tasks[0]
@@ -72,6 +75,23 @@ def test_the_camera_sees_what_the_agent_saw(tasks):
             error = abs(np.interp(places, np.arange(len(mine)), smoothed) - theirs)[4:-4]
             assert error.mean() < 4.0
     environment.close()
+
+
+@pytest.mark.slow
+def test_every_game_is_played_again_as_it_was():
+    suite = Atari57()
+    for task in suite.tasks:
+        environment = suite.make(task, 1, [9], "test")
+        frame, info = environment.reset()
+        camera = suite.camera(task, 9, frame[0], info)
+        generator = np.random.default_rng(1)
+        for _ in range(400):
+            action = generator.integers(suite.spec.num_actions, size=1)
+            frame, reward, terminated, *_ = environment.step(action)
+            camera.step(int(action[0]), float(reward[0]), frame[0])  # an error where it differs
+            if terminated[0]:
+                break
+        environment.close()
 
 
 def test_another_game_than_was_played_is_an_error(tmp_path):
