@@ -13,8 +13,8 @@ from refusals import UsageError, as_written, default_config, is_group
 LEAST = {  # of whole numbers
     "seed": 0, "total_frames": 1, "num_actors": 1, "envs_per_actor": 1, "min_environments": 1,
     "log_every_frames": 1, "checkpoint.keep": 1, "transport.slots_per_environment": 2,
-    "evaluation.games": 1, "evaluation.num_workers": 1, "evaluation.every_frames": 1,
-    "evaluation.at_once": 1, "videos": 0,
+    "evaluation.games": 1, "evaluation.seed": 0, "evaluation.num_workers": 1,
+    "evaluation.every_frames": 1, "evaluation.at_once": 1, "videos": 0,
     "learner.threads": 1, "learner.max_skipped": 0,
     "algorithm.unroll_length": 1, "algorithm.batch_size": 1, "algorithm.micro_batch": 1,
     "algorithm.passes": 1, "algorithm.max_lag": 1, "restarts.per_task": 0,
@@ -22,7 +22,8 @@ LEAST = {  # of whole numbers
 }  # fmt: skip
 
 MOST = {  # what no machine has, or no generator of random numbers
-    "seed": 2**63 - 1, "num_actors": 1_000, "envs_per_actor": 10_000, "min_environments": 100_000,
+    "seed": 2**63 - 1, "evaluation.seed": 2**63 - 1, "num_actors": 1_000,
+    "envs_per_actor": 10_000, "min_environments": 100_000,
     "transport.slots_per_environment": 1_000, "evaluation.at_once": 1_000,
     "evaluation.games": 1_000_000,
 }  # fmt: skip
@@ -30,8 +31,7 @@ MOST = {  # what no machine has, or no generator of random numbers
 NULLABLE = (  # where null leaves the choice to the program
     "num_actors", "envs_per_actor", "log_every_frames", "evaluation.num_workers", "learner.threads",
     "algorithm.max_grad_norm", "algorithm.max_lag", "restarts.step_timeout_s",
-    "evaluation.every_frames", "evaluation.timeout_s",
-    "stop_frames",
+    "evaluation.every_frames", "evaluation.timeout_s", "evaluation.seed", "stop_frames",
 )  # fmt: skip
 
 POSITIVE = (

@@ -180,6 +180,7 @@ def build_evaluations(
     return BesideTraining(
         evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
         every_frames=every_frames,
+        same_seed=cfg.evaluation.seed is not None,
         run_dir=run_dir,
         resume_frames=resume_frames,
     )
@@ -194,7 +195,7 @@ def evaluation_of(
     num_workers: int | None = None,
     niceness: int = 0,
 ) -> Evaluation:
-    """num_workers: unless the configuration names a number; None: one for each core."""
+    """seed, num_workers: unless the configuration names them; None: a worker for each core."""
     if cfg.videos:
         check_encoder()
         check_filmable(suite)
@@ -203,7 +204,7 @@ def evaluation_of(
         agent=agent,
         games=cfg.evaluation.games,
         greedy=cfg.evaluation.greedy,
-        seed=seed,
+        seed=seed if cfg.evaluation.seed is None else cfg.evaluation.seed,
         num_workers=cfg.evaluation.num_workers or num_workers or available_cores(),
         at_once=cfg.evaluation.at_once,
         outside=suite.spec.outside,

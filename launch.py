@@ -171,7 +171,9 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str], *, member: bool)
     with lock:
         result = experiment.run()
     if result.exit_code:
-        if not member:  # of a population, which goes on as a whole
+        if result.status == "finished":  # and an evaluation beside it was given up
+            log.info("finish its evaluation with: %s", resume_command(run_dir, "mode=evaluate"))
+        elif not member:  # of a population, which goes on as a whole
             log.info("go on with: %s", resume_command(run_dir))
         sys.exit(result.exit_code)
     log.info("results are in %s", shown(run_dir))

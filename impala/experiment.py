@@ -136,6 +136,7 @@ class Experiment:
         self._measures = Measures([task.name for task in suite.tasks])
         self._signal = 0
         self._started = self._logged = self._saved = self._learned = time.monotonic()
+        self._ended = 0.0
         self._quiet_s = QUIET_S
         self._logged_frames = self._saved_frames = self._frames
 
@@ -180,6 +181,7 @@ class Experiment:
 
     def _end(self) -> None:
         """The last checkpoint and the last point, which has the last evaluation with it."""
+        self._ended = time.monotonic()
         metrics = self._measured()
         self._save()
         if self._evaluations is not None and not self._signal:
@@ -358,7 +360,8 @@ class Experiment:
         self._save(again=True)
 
     def _elapsed_s(self) -> float:
-        return self._time_s + time.monotonic() - self._started
+        """Of training, without what the last evaluation takes after it."""
+        return self._time_s + (self._ended or time.monotonic()) - self._started
 
     def _score(self) -> float | None:
         return self._scoreboard.metrics().get(f"score/{self._suite.headline}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -36,9 +36,10 @@ class Published:
     source: str
     note: str
 
-    def aggregate(self, name: str) -> float:
-        """Of `suites.statistics.AGGREGATES`, over all tasks of the suite."""
-        return float(AGGREGATES[name](np.array([list(self.scores.values())])))
+    def aggregate(self, name: str, tasks: Collection[str] | None = None) -> float:
+        """Of `suites.statistics.AGGREGATES`, over all tasks of the suite, or over some of them."""
+        scores = [score for task, score in self.scores.items() if tasks is None or task in tasks]
+        return float(AGGREGATES[name](np.array([scores])))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from impala.actor_pool import actor_seeds
 from impala.agents.actor_critic import ActorCritic
-from impala.evaluation import workers
+from impala.evaluation import beside_training, workers
 from impala.evaluation.beside_training import BesideTraining
 from impala.evaluation.evaluation import Chunk, Evaluation, EvaluationError, Game
 from impala.evaluation.evaluator import Evaluator, evaluate
@@ -442,11 +442,12 @@ def test_stopped_by_a_signal_it_goes_on_later_and_leaves_no_process(number, tmp_
 # Beside training
 
 
-def beside(run_dir, *, every_frames=100, resume_frames=None, **options):
-    given = evaluation(CountingSuite(), CountingAgent(), games=2, at_once=1, **options)
+def beside(run_dir, *, every_frames=100, resume_frames=None, same_seed=False):
+    given = evaluation(CountingSuite(), CountingAgent(), games=2, at_once=1)
     return BesideTraining(
-        given, every_frames=every_frames, run_dir=run_dir, resume_frames=resume_frames
-    )
+        given, every_frames=every_frames, same_seed=same_seed, run_dir=run_dir,
+        resume_frames=resume_frames,
+    )  # fmt: skip
 
 
 def trained(weight):
@@ -483,6 +484,35 @@ def test_the_newest_agent_is_next_and_those_left_out_are_named(tmp_path, here, c
     }
     assert len(digests) == 2
     evaluations.close()
+
+
+@pytest.mark.parametrize("same_seed", [False, True])
+def test_seeds_of_evaluations_beside_training(tmp_path, here, same_seed):
+    evaluations = beside(tmp_path, same_seed=same_seed)
+    for frames in (105, 205):
+        evaluations.start(frames, trained(1.0))
+        evaluations.finish(lambda: False)
+    seeds = [
+        json.loads((tmp_path / "evaluation" / name).read_text())["seed"]
+        for name in ("105.json", "205.json")
+    ]
+    own = evaluation(CountingSuite(), CountingAgent()).seed
+    assert seeds == ([own, own] if same_seed else [own + 105, own + 205])
+    evaluations.close()
+
+
+def test_while_it_waits_it_says_for_what(tmp_path, here, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(beside_training, "LINE_EVERY_S", 0.0)
+    evaluations = beside(tmp_path)
+    evaluations.start(105, trained(1.0))
+    evaluations.start(205, trained(2.0))
+    evaluations.finish(lambda: False)
+    evaluations.close()
+    said = [r.message for r in caplog.records if r.message.startswith("training is done")]
+    assert "105 frames, 0 of 2 games are finished, and for that of 205 frames." in said[0]
+    assert "105 frames, 1 of 2" in said[1]
+    assert any("205 frames, 1 of 2 games are finished. Ctrl-C" in text for text in said)
 
 
 def test_given_up_it_keeps_what_was_finished(tmp_path, here, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -17,11 +18,13 @@ from benchmarks.page import load, write_runs
 from impala.report import task_table
 from impala.report.__main__ import main
 from impala.report.comparison import TRAINING, parts, scored, shown_first
-from impala.report.figures import bars_name, profiles, scores_of_tasks, symlog
+from impala.report.export import write_csv
+from impala.report.figures import bars_name, figures, profiles, scores_of_tasks, symlog
 from impala.report.report import make
 from impala.report.running_figures import shares_lag_time
 from impala.report.runs import find_runs
-from impala.report.words import by_magnitude
+from impala.words import by_magnitude
+from suites.published import published
 from tests.report_runs import (
     CHROMIUM,
     write_evaluation,
@@ -173,7 +176,45 @@ def test_figures_are_exported_as_csv_where_there_is_no_browser(tmp_path, monkeyp
     assert end.value.code == 2
     assert "PNG and SVG are drawn by Chrome or Chromium" in capsys.readouterr().err
     lines = (tmp_path / "figures" / "task_pong_over_frames.csv").read_text().splitlines()
-    assert lines[:2] == ["trace,x,y,text,error_minus,error_plus", "atari57,100.0,2.5,"]
+    assert lines[:2] == ["panel,trace,x,y,x_low,x_high,y_low,y_high", ",atari57,100,2.5,,,,"]
+
+
+def test_a_figures_csv_has_what_the_axes_say(tmp_path):
+    for seed, scores in enumerate([(100.0, -20.0), (60.0, -40.0)]):
+        write_run(tmp_path / str(seed), seed=seed, scores=scores)
+    (part,) = parts(find_runs([tmp_path])[0])
+    drawn = figures(part, [], [])
+    rows = {}
+    for name in ("scores_of_tasks", "performance_profile", "task_pong_over_frames"):
+        write_csv(drawn[name], tmp_path / "a.csv")
+        rows[name] = list(csv.DictReader((tmp_path / "a.csv").open()))
+    (pong,) = (row for row in rows["scores_of_tasks"] if row["y"] == "pong")
+    assert [float(pong[key]) for key in ("x", "x_low", "x_high")] == pytest.approx([80, 60, 100])
+    shares = {float(row["x"]): row for row in rows["performance_profile"]}
+    assert (shares[-40.0]["y"], shares[60.0]["y"], shares[100.0]["y"]) == ("75", "25", "0")
+    assert (float(shares[60.0]["y_low"]), float(shares[60.0]["y_high"])) == (0, 50)
+    last = rows["task_pong_over_frames"][-1]
+    assert [float(last[key]) for key in ("x", "y", "y_low", "y_high")] == [400, 80, 60, 100]
+    write_csv(drawn["shares_lag_time"], tmp_path / "a.csv")
+    panels = {row["panel"] for row in csv.DictReader((tmp_path / "a.csv").open())}
+    assert "share of the learner's frames, %" in panels and len(panels) == 2
+
+
+def test_published_results_are_over_the_tasks_of_the_page(tmp_path):
+    write_run(tmp_path / "run")
+    write_evaluation(tmp_path / "run", 400, greedy=False, scores=(20.0, 40.0))
+    write_run(tmp_path / "other", seed=2)
+    page = tmp_path / "page.html"
+    main([str(tmp_path), "--out", str(page)])
+    text = " ".join(page.read_text().split())
+    assert "Published results, too, are here over these 2 of the suite's 57 tasks" in text
+    row = re.search(r"IMPALA deep, multi-task</th>.*?</tr>", text)
+    assert row and "2 of 2 tasks" in row[0]
+    scores = next(e for e in published("atari57") if e.label == "IMPALA deep, multi-task").scores
+    assert f">{np.median([scores['pong'], scores['breakout']]):,.1f}<" in row[0]
+    assert "evaluation, 5 games a task, sampled actions: of 1 of 2 seeds only" in text
+    assert "no evaluation is of all seeds of a run" in text
+    assert "of so few seeds it is too narrow" in text
 
 
 # In a real browser

@@ -98,16 +98,16 @@ def test_evaluations_of_a_kind_that_all_seeds_have_stand_beside_training(tmp_pat
     np.testing.assert_array_equal(group.training(part.tasks).scores, [[10.0, 30.0]] * 2)
 
 
-def test_curves_hold_the_newest_value_up_to_the_shortest_run(tmp_path):
+def test_curves_are_straight_between_points_and_end_with_the_shortest_run(tmp_path):
     write_run(tmp_path / "a", points=4, every=100, scores=(40.0, 0.0))  # 10, 20, 30, 40
     write_run(tmp_path / "b", seed=2, points=2, every=150, scores=(40.0, 0.0))  # 20, 40 at 150, 300
     (part,) = parts(find_runs([tmp_path])[0])
     curve = part.groups[0].curve(["hns/pong"], mean, "frames")
     assert curve is not None
     np.testing.assert_array_equal(curve.x, [150, 200, 300])
-    np.testing.assert_array_equal(curve.value, [(10 + 20) / 2, (20 + 20) / 2, (30 + 40) / 2])
+    np.testing.assert_array_equal(curve.value, [(15 + 20) / 2, (20 + 80 / 3) / 2, (30 + 40) / 2])
     assert curve.low is not None
     assert curve.high is not None
-    np.testing.assert_array_equal(curve.low, [10, 20, 30])
-    np.testing.assert_array_equal(curve.high, [20, 20, 40])
+    np.testing.assert_array_equal(curve.low, [15, 20, 30])
+    np.testing.assert_allclose(curve.high, [20, 80 / 3, 40])
     assert part.groups[0].curve(["hns/nothing"], mean, "frames") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 from impala.agents.agent import Agent
 from impala.evaluation.evaluation import Evaluation, EvaluationBusy
 from impala.evaluation.evaluator import Evaluator, logged
+from impala.evaluation.progress import LINE_EVERY_S
 from impala.loggers.json_lines import read_points
 from impala.whole_file import DiskFull
 
@@ -27,7 +29,8 @@ class BesideTraining:
     due waits for its turn, and takes the place of one that waited before. One that fails is
     reported, and training goes on.
 
-    evaluation:    its agent is a copy of the learner's, which this may change; its seed the run's.
+    evaluation:    its agent is a copy of the learner's, which this may change.
+    same_seed:     each has the seed of `evaluation`; else that and its frames.
     resume_frames: of the checkpoint that a resumed run goes on from. That is evaluated if the
                    evaluation which was due before it is not in `metrics.jsonl`.
     """
@@ -37,11 +40,13 @@ class BesideTraining:
         evaluation: Evaluation,
         *,
         every_frames: int,
+        same_seed: bool = False,
         run_dir: Path,
         resume_frames: int | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._every_frames = every_frames
+        self._same_seed = same_seed
         self._run_dir = run_dir
         self._running: Evaluator | None = None
         self._waiting: tuple[int, Agent] | None = None  # its frames
@@ -93,14 +98,16 @@ class BesideTraining:
 
     def finish(self, given_up: Callable[[], bool]) -> None:
         """Waits for what is under way or due, until `given_up`; only the newest result is left."""
-        if self._running:
-            log.info(
-                "training is done; waiting for the evaluation of %s frames, %d of %d games are"
-                " finished. Ctrl-C gives it up",
-                f"{self._running.frames:,}", self._running.finished_games,
-                self._running.total_games,
-            )  # fmt: skip
+        told, told_s = None, 0.0
         while self._running and not given_up():
+            if self._running is not told or time.monotonic() - told_s > LINE_EVERY_S:
+                told, told_s = self._running, time.monotonic()
+                log.info(
+                    "training is done; waiting for the evaluation of %s frames, %d of %d games are"
+                    " finished%s. Ctrl-C gives it up",
+                    f"{told.frames:,}", told.finished_games, told.total_games,
+                    f", and for that of {self._waiting[0]:,} frames" if self._waiting else "",
+                )  # fmt: skip
             self.poll(0.5)
         self._leave_unlogged(len(self._results) - 1)
 
@@ -128,7 +135,8 @@ class BesideTraining:
         if self._running or not self._waiting:
             return
         (frames, agent), self._waiting = self._waiting, None
-        evaluation = replace(self._evaluation, agent=agent, seed=self._evaluation.seed + frames)
+        seed = self._evaluation.seed + (0 if self._same_seed else frames)
+        evaluation = replace(self._evaluation, agent=agent, seed=seed)
         try:
             self._running = Evaluator(evaluation, frames=frames, run_dir=self._run_dir)
         except Exception:

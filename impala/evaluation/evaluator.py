@@ -22,6 +22,7 @@ from impala.evaluation.video import video_path
 from impala.evaluation.workers import Workers
 from impala.loggers.logger import Logger
 from impala.whole_file import write_whole
+from impala.words import by_magnitude
 from suites.score import Scoreboard, provenance
 
 log = logging.getLogger(__name__)
@@ -245,9 +246,9 @@ def _log_task(evaluator: Evaluator, task: int) -> None:
     suite = evaluator.evaluation.suite
     name, metrics = suite.tasks[task].name, evaluator.metrics()
     log.info(
-        "%d/%d %s: return %.1f, human-normalised %.1f %%",
+        "%d/%d %s: return %s, human-normalised %.1f %%",
         evaluator.finished_tasks, len(suite.tasks),
-        name, metrics[f"return/{name}"], metrics[f"hns/{name}"],
+        name, by_magnitude(metrics[f"return/{name}"]), metrics[f"hns/{name}"],
     )  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def _table(evaluator: Evaluator, report: dict[str, Any]) -> Table:
     for task in suite.tasks:
         table.add_row(
             task.name,
-            f"{metrics[f'return/{task.name}']:,.1f}",
+            by_magnitude(metrics[f"return/{task.name}"]),
             f"{metrics[f'hns/{task.name}']:,.1f} %",
             str(len(report["games"][task.name]["returns"])),
         )

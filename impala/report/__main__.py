@@ -28,7 +28,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m impala.report", description=__doc__)
     parser.add_argument("directories", nargs="*", type=Path, metavar="RUN_OR_SWEEP_DIR")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
+    )
     parser.add_argument(
         "--figures",
         type=Path,
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from impala.report.export import NoBrowserError, export
     from impala.report.report import make
-    from impala.report.words import counted
+    from impala.words import counted
 
     try:
         runs, left_out, drawn = make(options.directories, options.out)

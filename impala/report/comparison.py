@@ -24,7 +24,7 @@ BESIDE = (
     "seed", "mode", "resume", "loggers", "log_every_s", "log_every_frames", "checkpoint",
     "evaluation", "videos", "restarts", "sweep", "choices.loggers",
 )  # fmt: skip
-TRAINING = "training, last 100 games a task"
+TRAINING = "training, up to the last 100 games a task"
 CURVE_POINTS = 80
 CURVE_RESAMPLES = 200
 
@@ -98,6 +98,12 @@ class Group:
             for kind in kinds
         ]
 
+    @property
+    def evaluated_in_part(self) -> dict[str, int]:
+        """Kinds that some runs have and others have not, and how many have it."""
+        kinds = Counter(kind for run in self.runs for kind in {e.kind for e in run.evaluations})
+        return {kind: count for kind, count in sorted(kinds.items()) if count < len(self.runs)}
+
     def mean_of(self, key: str) -> float:
         """Of a metric over all points of all runs; NaN where there is none."""
         values = [point[key] for run in self.runs for point in run.points if key in point]
@@ -114,12 +120,12 @@ class Group:
         grid = grid[grid <= end]
         if len(grid) > CURVE_POINTS:
             grid = np.linspace(grid[0], end, CURVE_POINTS)
-        held = np.stack([_held(run, keys, x, grid) for run in self.runs], 1)  # [grid, runs, keys]
-        known = np.asarray(np.isfinite(held).all(axis=-2))
+        at = np.stack([_at(run, keys, x, grid) for run in self.runs], 1)  # [grid, runs, keys]
+        known = np.asarray(np.isfinite(at).all(axis=-2))
         some = np.asarray(known.any(axis=-1))
         if not some.any():
             return None
-        rows = [scores[:, there] for scores, there in zip(held[some], known[some], strict=True)]
+        rows = [scores[:, there] for scores, there in zip(at[some], known[some], strict=True)]
         value = np.array([float(aggregate(scores)) for scores in rows])
         if len(self.runs) < 2:
             return Curve(grid[some], value, None, None)
@@ -317,12 +323,15 @@ def result_of(
     return Result(kind, (min(frames), max(frames)), tuple(finished), array("hns"), array("return"))
 
 
-def _held(run: Run, keys: Sequence[str], x: str, grid: Scores) -> Scores:
-    """Each metric's newest value at each place of the grid, [grid, keys]; NaN before the first."""
+def _at(run: Run, keys: Sequence[str], x: str, grid: Scores) -> Scores:
+    """Each metric at each place of the grid, [grid, keys], on a straight line between two points
+    that have it; NaN before the first.
+
+    Points of several seeds are at different places: the newest value of each would make steps.
+    """
     columns = []
     for key in keys:
         known = [(point[x], point[key]) for point in run.points if key in point]
         at, values = np.array(known or [(np.inf, np.nan)], np.float64).T
-        index = np.searchsorted(at, grid, side="right")
-        columns.append(np.concatenate([[np.nan], values])[index])
+        columns.append(np.interp(grid, at, values, left=np.nan))
     return np.stack(columns, 1)

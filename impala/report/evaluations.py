@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from impala.report.checked_json import flag, numbers, read_object, text, texts, whole
 
@@ -41,6 +42,18 @@ def read_evaluations(
             damaged.append(f"{path}: {error}")
     # One that was put aside for a newer one of the same frames has more in its name.
     return sorted(found, key=lambda each: (each.frames, each.path.stem == str(each.frames)))
+
+
+def repeated(evaluations: Iterable[Evaluation]) -> set[str]:
+    """Names, without suffixes, of those of which a later one played the very same games."""
+    latest: dict[tuple[Any, ...], str] = {}
+    found = set()
+    for each in evaluations:
+        key = (each.frames, each.kind, each.seed, repr(each.metrics), repr(each.provenance))
+        if key in latest:
+            found.add(latest[key])
+        latest[key] = each.path.stem
+    return found
 
 
 def _read(path: Path, suite: str, headline: str, scored_by: Mapping[str, str]) -> Evaluation:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import plotly.graph_objects as go
 import plotly.io
+from numpy.typing import NDArray
 
 from impala.report.comparison import Part
+from impala.report.figures import SYMLOG, band_ends, from_symlog
 
 WIDTH = 1000
 
@@ -68,23 +71,42 @@ def write_pictures(figures: Mapping[Path, go.Figure], suffixes: Sequence[str]) -
         ) from error
 
 
-def write_csv(figure: go.Figure, path: Path) -> None:
-    """One row for each point: trace, x, y and, where there are error bars, their ends.
+COLUMNS = ("panel", "trace", "x", "y", "x_low", "x_high", "y_low", "y_high")
 
-    On symmetric-log axes numbers are as drawn; the text of a point has the score itself.
+
+def write_csv(figure: go.Figure, path: Path) -> None:
+    """One row for each point: what the axes say there, and where whiskers and bands end.
+
+    panel: what is on the x axis, where there are several.
     """
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["trace", "x", "y", "text", "error_minus", "error_plus"])
-        for trace in cast(tuple[Any, ...], figure.data):
-            text = trace.hovertext
-            error = trace.error_x
-            for i, (x, y) in enumerate(zip(_list(trace.x), _list(trace.y), strict=True)):
-                row = [trace.name, x, y, text[i] if text is not None else ""]
-                if error.array is not None:
-                    row += [error.arrayminus[i], error.array[i]]
-                writer.writerow(row)
+        writer.writerow(COLUMNS)
+        for row in _rows(figure):
+            writer.writerow([f"{v:.6g}" if isinstance(v, float | np.floating) else v for v in row])
 
 
-def _list(values: object) -> list[object]:
-    return [] if values is None else list(values)  # type: ignore[call-overload]
+def _rows(figure: go.Figure) -> Iterator[list[object]]:
+    panels = {axis.plotly_name.replace("axis", ""): axis for axis in figure.select_xaxes()}
+    value = from_symlog if figure.layout.meta == SYMLOG else np.asarray
+    bands: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    for trace in cast(tuple[Any, ...], figure.data):
+        if getattr(trace, "fill", None) == "toself":
+            bands[trace.legendgroup] = band_ends(trace)
+            continue
+        if trace.x is None or not len(trace.x):  # only in the legend
+            continue
+        x: Any = trace.x
+        count = len(x)
+        title = panels[trace.xaxis or "x"].title.text or ""
+        panel = title.replace("<br>", " ") if len(panels) > 1 else ""
+        ends: list[Any] = [[""] * count] * 4
+        if not isinstance(x[0], str):
+            error, x = trace.error_x, value(x)
+            if error.array is not None and error.visible is not False:
+                ends[0] = value(trace.x - np.asarray(error.arrayminus))
+                ends[1] = value(trace.x + np.asarray(error.array))
+        if trace.legendgroup in bands and len(bands[trace.legendgroup][0]) == count:
+            ends[2:] = bands[trace.legendgroup]
+        for point in zip(x, trace.y, *ends, strict=True):
+            yield [panel, trace.name, *point]

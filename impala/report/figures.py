@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -42,6 +43,7 @@ X_AXES = {
     "time_s": ("hours", 3600.0, "hours since the start of the run"),
 }
 HNS = "human-normalised score, %"
+SYMLOG = {"x": "symlog"}  # of a figure whose x axis has what `symlog` gives
 
 
 def figures(
@@ -91,6 +93,12 @@ def symlog(values: Scores) -> Scores:
     return np.sign(values) * np.log10(1.0 + np.abs(values) / LINEAR_BELOW)
 
 
+def from_symlog(values: Scores) -> Scores:
+    """The inverse of `symlog`."""
+    values = np.asarray(values, np.float64)
+    return np.sign(values) * LINEAR_BELOW * (10.0 ** np.abs(values) - 1.0)
+
+
 def scores_of_tasks(
     part: Part, kind: str, of_kind: Sequence[Scored], published: Sequence[Published]
 ) -> go.Figure:
@@ -101,7 +109,7 @@ def scores_of_tasks(
     result = of_kind[0].result
     first = dict(zip(result.tasks, result.scores.mean(0), strict=True))
     order = sorted(part.tasks, key=lambda task: first.get(task, -math.inf))
-    figure = blank(height=130 + 19 * max(len(order), 4))
+    figure = blank(height=130 + 19 * max(len(order), 4)).update_layout(meta=SYMLOG)
     labels = [group.label for group in part.groups]
     for index, (label, result) in enumerate(of_kind):
         place = labels.index(label) if label in labels else len(labels) + index
@@ -193,7 +201,7 @@ def curves(
 def profiles(part: Part) -> go.Figure:
     """Share of runs and tasks above each score, with bands over seeds."""
     grid = np.concatenate([-np.geomspace(100, 1, 15), [0], np.geomspace(1, 10_000, 60)])
-    figure = blank(height=380)
+    figure = blank(height=380).update_layout(meta=SYMLOG)
     for index, group in enumerate(part.groups):
         scores = group.training(part.tasks).scores
         if not scores.size:
@@ -206,7 +214,7 @@ def profiles(part: Part) -> go.Figure:
             shares = 100 * np.stack([performance_profile(each, thresholds) for each in drawn])
             low, high = np.percentile(shares, [2.5, 97.5], axis=0)
             band = Curve(symlog(thresholds), value, low, high)
-            _add_band(figure, band, 1.0, colour, group.label)
+            _add_band(figure, band, 1.0, colour, group.label, steps=True)
         figure.add_scatter(
             x=_small(symlog(thresholds)),
             y=_small(value),
@@ -224,18 +232,29 @@ def profiles(part: Part) -> go.Figure:
 
 
 def _add_human(figure: go.Figure) -> None:
+    """Its name is below the plot's upper edge, above which there is the legend."""
     x = float(symlog(np.array(100.0)))
     figure.add_vline(x=x, line={"dash": "dash", "width": 1.2})
-    figure.add_annotation(x=x, y=1.0, yref="paper", yanchor="bottom", text="human", showarrow=False)
+    figure.add_annotation(
+        x=x, y=1.0, yref="paper", yanchor="top", xanchor="left", text="human", showarrow=False
+    )
 
 
-def _add_band(figure: go.Figure, curve: Curve, scale: float, colour: str, label: str) -> None:
-    assert curve.low is not None
-    assert curve.high is not None
+def _add_band(
+    figure: go.Figure, curve: Curve, scale: float, colour: str, label: str, *, steps: bool = False
+) -> None:
+    """steps: each value holds until the next, as in a line of shape hv."""
+    x, low, high = curve.x, curve.low, curve.high
+    assert low is not None
+    assert high is not None
+    if steps:
+        x = np.repeat(x, 2)[1:]
+        low, high = np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     figure.add_scatter(
-        x=_small(np.concatenate([curve.x, curve.x[::-1]]) / scale),
-        y=_small(np.concatenate([curve.high, curve.low[::-1]])),
+        x=_small(np.concatenate([x, x[::-1]]) / scale),
+        y=_small(np.concatenate([high, low[::-1]])),
+        meta=2 if steps else 1,
         mode="lines",
         fill="toself",
         fillcolor=f"rgba({red},{green},{blue},0.2)",
@@ -245,6 +264,13 @@ def _add_band(figure: go.Figure, curve: Curve, scale: float, colour: str, label:
         showlegend=False,
         hoverinfo="skip",
     )
+
+
+def band_ends(band: Any) -> tuple[Scores, Scores]:
+    """Low and high of the trace of a band, at the places of its line."""
+    y = np.asarray(band.y, np.float64)
+    high, low = y[: len(y) // 2], y[len(y) // 2 :][::-1]
+    return low[:: band.meta], high[:: band.meta]
 
 
 def _small(values: Scores) -> NDArray[np.float32]:

@@ -27,12 +27,13 @@ from impala.report.comparison import (
     shown,
     shown_first,
 )
+from impala.report.evaluations import repeated
 from impala.report.figures import bars_name
 from impala.report.population_section import section
 from impala.report.populations import Population
 from impala.report.runs import Run
 from impala.report.sweeps import Sweep
-from impala.report.words import UNKNOWN, counted, per_cent
+from impala.words import UNKNOWN, counted, per_cent
 from suites.published import Published
 from suites.score import LIVE
 from suites.statistics import (
@@ -42,6 +43,7 @@ from suites.statistics import (
 )
 
 VIDEO_BYTES = 3_000_000  # of videos that go into a page; further ones are linked
+FEW_SEEDS = 5  # whose bootstrap says less than it seems to: of two it is about their range
 COMPARED_GROUPS = 12  # pairs of more are not compared with each other
 
 
@@ -125,7 +127,8 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
         "percentiles": percentiles,
         "live": LIVE,
         "rows": [_aggregate_row(each, part) for each in _by_label(of_kinds)],
-        "published": [_published_row(each) for each in drawn.published],
+        "published": [_published_row(each, part.tasks) for each in drawn.published],
+        "whole_suite": max((len(each.scores) for each in drawn.published), default=0),
         "bars": _bars(of_kinds),
         "figures": figure_json,
         "improvement": _improvement(part),
@@ -141,7 +144,12 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
             (g.label, sorted((k, shown(v)) for k, v in g.runs[0].config.items()))
             for g in part.groups
         ],
-        "videos": [_video(run, path, out, room) for run in part.runs for path in run.videos],
+        "videos": [
+            _video(run, path, out, room)
+            for run in part.runs
+            for path in run.videos
+            if path.parent.name.removesuffix(".videos") not in repeated(run.evaluations)
+        ],
     }
 
 
@@ -161,6 +169,10 @@ def _card(part: Part, group: Group) -> dict[str, Any]:
             (result.kind, result.span, _estimate(of_it))
             for result in group.evaluations(part.tasks)
             if (of_it := result.estimate(aggregate))
+        ],
+        "of_some": [
+            f"{kind}: of {number} of {counted(len(group.runs), 'seed')} only, in no number here"
+            for kind, number in group.evaluated_in_part.items()
         ],
     }
 
@@ -198,14 +210,17 @@ def _aggregate_row(scored: Scored, part: Part) -> dict[str, Any]:
     }
 
 
-def _published_row(published: Published) -> dict[str, Any]:
+def _published_row(published: Published, tasks: Sequence[str]) -> dict[str, Any]:
+    """Over the tasks of the part."""
     return {
         "label": published.label,
         "protocol": published.protocol,
         "source": published.source,
         "random": published.random,
         "note": published.note,
-        "cells": {name: _number(published.aggregate(name), name) for name in AGGREGATES},
+        "tasks": f"{sum(task in published.scores for task in tasks)} of"
+        f" {counted(len(tasks), 'task')}",
+        "cells": {name: _number(published.aggregate(name, tasks), name) for name in AGGREGATES},
     }
 
 
@@ -248,7 +263,7 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
         "evaluations": [
             (e.kind, f"{e.frames:,}", e.seed, per_cent(e.metrics[f"score/{run.headline}"]),
              sorted(e.provenance.items()))
-            for e in run.evaluations
+            for e in run.evaluations if e.path.stem not in repeated(run.evaluations)
         ],
     }  # fmt: skip
 
@@ -288,7 +303,8 @@ def _interval(estimate: Estimate | None, seeds: int) -> str:
     if estimate.interval is None:
         return "one seed: no interval"
     low, high = map(per_cent, estimate.interval)
-    return f"95 % interval over {counted(seeds, 'seed')}: {low} to {high}"
+    few = "; of so few seeds it is too narrow" if seeds < FEW_SEEDS else ""
+    return f"95 % interval over {counted(seeds, 'seed')}: {low} to {high}{few}"
 
 
 def _number(value: float, name: str) -> str:

@@ -13,7 +13,7 @@ from impala.population_directory import Record
 from impala.report.comparison import best_results, shown
 from impala.report.population_figures import fitness_title
 from impala.report.populations import Population
-from impala.report.words import UNKNOWN, by_magnitude, counted, per_cent
+from impala.words import UNKNOWN, by_magnitude, counted, per_cent
 from suites.statistics import AGGREGATES
 
 

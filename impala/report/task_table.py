@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from impala.report.comparison import Group, Part
-from impala.report.words import UNKNOWN, by_magnitude, per_cent
+from impala.words import UNKNOWN, by_magnitude, per_cent
 from suites.statistics import interval, mean
 
 Cell = tuple[float | None, str]
@@ -27,12 +27,12 @@ def head(part: Part) -> list[tuple[str, str]]:
     return [
         ("task", "task"),
         ("run", "run"),
-        ("return", "mean raw return of the last 100 games in training, mean over seeds"),
-        ("score, %", "human-normalised, of the last 100 games in training"),
+        ("return", "mean raw return of up to the last 100 games in training, mean over seeds"),
+        ("score, %", "human-normalised, of up to the last 100 games in training"),
         ("low, %", "of the 95 % interval over seeds"),
         ("high, %", "of the 95 % interval over seeds"),
         *((f"{kind}, %", "human-normalised, of the newest of this kind") for kind in _kinds(part)),
-        ("games", "finished in all seeds, known once a run has ended"),
+        ("games", "finished in the whole run, of all seeds; known once each run has ended"),
         *((name, title) for key, _, name, title in MEASURED if key in part.measured),
     ]
 

@@ -1,4 +1,4 @@
-"""Numbers as the page writes them."""
+"""Numbers as people read them."""
 
 from __future__ import annotations
 
