@@ -33,7 +33,7 @@ def test_catch_is_nearly_perfect_within_a_minute(tmp_path, seed):
 @pytest.mark.timeout(300)
 def test_catch_is_learned_with_a_recurrent_core(tmp_path):
     summary = summary_of(tmp_path, "suite=catch", "network/core=lstm", "network.feed_back=true")
-    assert summary["metrics"]["return/catch"] >= 0.9
+    assert summary["metrics"]["return/catch"] >= 0.8
 
 
 @pytest.mark.timeout(300)
