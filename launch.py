@@ -127,7 +127,7 @@ def build_training(cfg: DictConfig, run_dir: Path) -> Run:
     )
     if lock and state and state["frames"] >= schedule.end_frames:
         lock.close()
-        return lambda: already_finished(cfg, suite, scoreboard, state)
+        return lambda: already_finished(cfg, suite, scoreboard, state, run_dir)
     learner = build_learner(cfg, agent, device)
     transport = instantiate(cfg.transport)(builder=pool, restarts=Restarts(**cfg.restarts))
     algorithm = cfg.algorithm
@@ -172,7 +172,7 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str], *, member: bool)
         result = experiment.run()
     if result.exit_code:
         if result.status == "finished":  # and an evaluation beside it was given up
-            log.info("finish its evaluation with: %s", resume_command(run_dir, "mode=evaluate"))
+            log.info("evaluate what was trained with: %s", resume_command(run_dir, "mode=evaluate"))
         elif not member:  # of a population, which goes on as a whole
             log.info("go on with: %s", resume_command(run_dir))
         sys.exit(result.exit_code)
@@ -183,8 +183,11 @@ def train(experiment: Experiment, run_dir: Path, lock: IO[str], *, member: bool)
 
 
 def already_finished(
-    cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any]
+    cfg: DictConfig, suite: Suite, scoreboard: Scoreboard, state: dict[str, Any], run_dir: Path
 ) -> float | None:
+    """Loggers send what they have not sent of it, as of a run that was killed at its end."""
+    for logger in build_loggers(cfg, suite, run_dir, state["frames"]):
+        logger.finish(0)
     end = "stop_frames" if (cfg.stop_frames or math.inf) < cfg.total_frames else "total_frames"
     log.info(
         "nothing to do: the run has %s frames already and %s=%s.%s",

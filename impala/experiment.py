@@ -171,13 +171,16 @@ class Experiment:
             except SystemExit:  # by a second signal
                 status, exit_code = "interrupted", 128 + self._signal
                 raise
-            done = self._frames >= self._schedule.total_frames
-            status, exit_code = "finished" if done else "paused", 0
+            status, exit_code = self._status_at_end, 0
             if self._signal:
                 exit_code = 128 + self._signal
-                status = status if done else "interrupted"
+                status = "interrupted" if status == "paused" else status
                 log.info("stopped by %s", signal.Signals(self._signal).name)
         return Result(status, exit_code, self._score())
+
+    @property
+    def _status_at_end(self) -> str:
+        return "finished" if self._frames >= self._schedule.total_frames else "paused"
 
     def _end(self) -> None:
         """The last checkpoint and the last point, which has the last evaluation with it."""
@@ -185,6 +188,9 @@ class Experiment:
         metrics = self._measured()
         self._save()
         if self._evaluations is not None and not self._signal:
+            if metrics:  # whoever is killed while it waits has all of the training
+                self._metrics_file.write(self._frames, metrics)
+            self._write_summary(self._status_at_end)
             self._evaluations.finish(given_up=lambda: bool(self._signal))
         if metrics:
             self._write(metrics)

@@ -293,8 +293,16 @@ def test_what_was_finished_is_not_played_again(tmp_path, here, caplog):
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[]", "{}", '{"task": 0, "first": 1, "returns": [1.0], "lengths": []}', "[" * 9999],
-)
+    [
+        "{", "[]", "{}", "[" * 9999,
+        '{"task": 0, "first": 1, "returns": [1.0], "lengths": []}',
+        '{"task": 7, "first": 1, "returns": [1.0], "lengths": [9]}',
+        '{"task": [0], "first": 1, "returns": [1.0], "lengths": [9]}',
+        '{"task": 0, "first": 1, "returns": [1.0, 1.0], "lengths": [9, 9]}',
+        '{"task": 0, "first": 1, "returns": [NaN], "lengths": [9]}',
+        '{"task": 0, "first": 1, "returns": [1.0], "lengths": [Infinity]}',
+    ],
+)  # fmt: skip
 def test_a_damaged_line_ends_what_is_known_of_the_games(tmp_path, here, caplog, line):
     given = evaluation(Catch(), CountingAgent(), games=3, at_once=1)
     with Evaluator(given, frames=700, run_dir=tmp_path) as evaluator:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -137,6 +138,44 @@ def test_frames_games_and_shares_are_counted_exactly(tmp_path):
     assert last["return/three"] == 6.0
     assert last["score/coverage"] == 1.0
     assert {"lag/three", "lag/max", "queue/fill", "time/learner_waiting", "lr"} <= last.keys()
+
+
+class LastEvaluation:
+    """Is under way when training is done, and looks at what somebody who is killed now leaves."""
+
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
+        self.left = None
+
+    def due(self, frames):
+        return False
+
+    def poll(self):
+        pass
+
+    def results(self):
+        return {"evaluation/mean": 5.0} if self.left else {}
+
+    def finish(self, given_up):
+        summary = json.loads((self.run_dir / "summary.json").read_text())
+        frames = Checkpoints(self.run_dir / "checkpoints").load()["frames"]
+        self.left = summary["status"], lines(self.run_dir / "metrics.jsonl")[-1], frames
+        time.sleep(1.0)
+
+    def close(self):
+        pass
+
+
+def test_all_of_the_training_is_kept_before_the_last_evaluation_is_waited_for(tmp_path):
+    run = experiment(tmp_path, CountingSuite(), CountingAgent(), total_frames=1000)
+    run._evaluations = evaluations = LastEvaluation(tmp_path)
+    run.run()
+    assert evaluations.left
+    status, point, frames = evaluations.left
+    assert (status, point["frames"]) == ("finished", frames)
+    last = lines(tmp_path / "metrics.jsonl")[-1]
+    assert last == {**point, "evaluation/mean": 5.0}
+    assert json.loads((tmp_path / "summary.json").read_text())["time_s"] < last["time_s"] + 0.9
 
 
 def test_one_process_repeats_itself_bit_for_bit(tmp_path):

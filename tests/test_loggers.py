@@ -106,6 +106,28 @@ def test_frames_that_go_back_are_refused(tmp_path: Path) -> None:
         logger.write(10, {})
 
 
+def test_a_second_point_of_the_same_frames_adds_to_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    logger = JsonLines(path)
+    logger.write(10, {"updates": 1.0})
+    logger.write(20, {"updates": 2.0, "loss/total": 3.0})
+    before = path.read_bytes()
+    logger.write(20, {"updates": 9.0})
+    assert path.read_bytes() == before
+    logger.write(20, {"evaluation/mean": 4.0, "updates": 9.0})
+    logger.write(30, {"updates": 3.0})
+    logger.finish(0)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"frames": 10, "updates": 1.0},
+        {"frames": 20, "updates": 2.0, "evaluation/mean": 4.0, "loss/total": 3.0},
+        {"frames": 30, "updates": 3.0},
+    ]
+    assert logger.points == 3
+    resumed = JsonLines(path, resume_frames=30)
+    resumed.write(30, {"updates": 9.0, "evaluation/mean": 5.0})
+    assert path.read_text().count("\n") == 3 and "5.0" not in path.read_text()
+
+
 def test_a_new_run_does_not_go_on_in_the_file_of_another(tmp_path: Path) -> None:
     JsonLines(tmp_path / "metrics.jsonl").write(10, {})
     with pytest.raises(FileExistsError, match="resume="):

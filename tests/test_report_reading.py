@@ -128,6 +128,11 @@ def test_a_damaged_file_is_left_out_with_the_reason(tmp_path, name, content, rea
         ("config.yaml", "[1, 2]", "config.yaml holds a list, expected keys and values"),
         ("config.yaml", "a: &x [*x]", "config.yaml cannot be read: Circular"),
         ("config.yaml", "{a: [", "config.yaml cannot be read"),
+        (
+            "metrics.jsonl",
+            '{"frames": 1e30, "time_s": 1}\n',
+            "frames is 1e+30, expected a whole num",
+        ),
         ("config.yaml", b"\xff", "config.yaml cannot be read"),
         ("metrics.jsonl", "[]\n1\n", "nothing of 2 lines can be read (line 1: a list, expected an"),
         ("metrics.jsonl", "", "metrics.jsonl has no point"),

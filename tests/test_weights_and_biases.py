@@ -178,13 +178,16 @@ def test_an_offline_run_holds_evaluations_tables_charts_videos_and_the_headline(
     folder = tmp_path / "evaluation"
     (folder / "10.videos").mkdir(parents=True)
     (folder / "10.videos" / "pong_0.mp4").write_bytes(b"a video")
-    scores = {"hns/pong": 50.0, "return/pong": -3.0, "length/pong": 400.0}
+    scores = {"score/median": 50.0, "hns/pong": 50.0, "return/pong": -3.0, "length/pong": 400.0}
     report = {
         "metrics": scores,
         "games": {"pong": {"returns": [-2.0, -4.0], "lengths": [400, 400]}},
         "videos": ["evaluation/10.videos/pong_0.mp4"],
     }
-    (folder / "10.json").write_text(json.dumps(report))
+    (folder / "10_1.json").write_text(json.dumps(report))  # which another has put aside
+    other = {"metrics": scores | {"score/median": 60.0}, "games": {}}
+    (folder / "10.json").write_text(json.dumps(other))
+    (folder / "30.json").write_text('{"metr')
     logger = follower(tmp_path)
     logger.write(20, {"score/median": 40.0, "evaluation/frames": 10.0, "evaluation/median": 50.0})
     logger.write(30, {"score/median": 45.0})
@@ -208,9 +211,20 @@ def test_an_offline_run_holds_evaluations_tables_charts_videos_and_the_headline(
     assert "wandb/bar/v0" in "".join(map(str, config.values()))  # the chart is drawn from the table
     assert first["evaluation/chart_table.nrows"] == 1
     assert not any(key.startswith("evaluation") for key in second)
-    assert third["evaluation/median"] == 55.0 and "30.json is missing" in caplog.text
+    assert third["evaluation/median"] == 55.0 and "damaged: " in caplog.text
+    assert "30.json" in caplog.text
     said = summary(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert said["headline/score"] == 45.0 and said["headline/evaluation"] == 55.0
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null"])
+def test_a_damaged_id_is_named_and_another_made(tmp_path, caplog, content) -> None:
+    path = tmp_path / "wandb_run.json"
+    path.write_text(content)
+    logger = follower(tmp_path)
+    logger.finish(0)
+    assert f"{path} is damaged" in caplog.text
+    assert json.loads(path.read_text())["id"]
 
 
 def test_an_evaluation_after_training_is_a_run_of_its_own(
@@ -226,7 +240,12 @@ def test_an_evaluation_after_training_is_a_run_of_its_own(
     video.parent.mkdir(parents=True)
     video.write_bytes(b"a video")
     report = {
-        "metrics": {"hns/pong": 50.0, "return/pong": -3.0, "length/pong": 400.0},
+        "metrics": {
+            "score/median": 50.0,
+            "hns/pong": 50.0,
+            "return/pong": -3.0,
+            "length/pong": 400.0,
+        },
         "games": {"pong": {"returns": [-2.0, -4.0], "lengths": [400, 400]}},
         "videos": ["evaluation/10.videos/pong_0.mp4"],
     }

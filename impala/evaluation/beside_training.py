@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from impala.agents.agent import Agent
-from impala.evaluation.evaluation import Evaluation, EvaluationBusy
+from impala.evaluation.evaluation import Evaluation, EvaluationBusy, EvaluationError
 from impala.evaluation.evaluator import Evaluator, logged
 from impala.evaluation.progress import LINE_EVERY_S
 from impala.loggers.json_lines import read_points
-from impala.whole_file import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,8 @@ class BesideTraining:
         if resume_frames is not None:
             last_due = resume_frames - resume_frames % every_frames
             points = read_points(run_dir / "metrics.jsonl")
-            logged = max((point.get("evaluation/frames") or 0 for point in points), default=0)
+            frames = (point.get("evaluation/frames") for point in points)
+            logged = max((each for each in frames if isinstance(each, float | int)), default=0)
             self._due_frames = last_due if logged < last_due else last_due + every_frames
 
     def due(self, frames: int) -> bool:
@@ -119,7 +119,8 @@ class BesideTraining:
         if self._running is None:
             return
         log.info(
-            "the evaluation of %s frames is given up with %d of %d games",
+            "the evaluation of %s frames is given up with %d of %d games; if the run goes on from"
+            " there, so does the evaluation",
             f"{self._running.frames:,}", self._running.finished_games, self._running.total_games,
         )  # fmt: skip
         self._running.close()
@@ -144,7 +145,8 @@ class BesideTraining:
 
     def _failed(self, frames: int) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, (DiskFull, EvaluationBusy)):  # which need no traceback
+        # These say all there is to say; one of a worker's has the worker's own traceback.
+        if isinstance(error, (OSError, EvaluationBusy, EvaluationError)):
             log.error("no evaluation of %s frames, training goes on: %s", f"{frames:,}", error)
         else:
             log.exception("the evaluation of %s frames failed, training goes on", f"{frames:,}")

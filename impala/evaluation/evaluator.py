@@ -45,7 +45,9 @@ class Evaluator:
         self._run_dir = run_dir
         self._identity = evaluation.identity(frames)
         videos = folder / f"{frames}.videos"
-        self._file = GamesFile(folder / f"{frames}.games.jsonl", self._identity, videos)
+        self._file = GamesFile(
+            folder / f"{frames}.games.jsonl", self._identity, evaluation.chunks(), videos
+        )
         self._left = Counter(chunk.task for chunk in evaluation.chunks())  # chunks of each task
         self._left.subtract(chunk.task for chunk in self._file.games)
         if not self._file.games and videos.exists():

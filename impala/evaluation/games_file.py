@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -26,14 +27,18 @@ class GamesFile:
     """Goes on with the file if it is of this very evaluation, else begins a new one.
 
     One of another evaluation is kept under another name, and `videos` of its games, too.
+    chunks: all portions of this one.
     EvaluationBusy while another program writes to it. `games`: those that were there, and those
     that were added since.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], videos: Path) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], chunks: Iterable[Chunk], videos: Path
+    ) -> None:
         self.path = path
         self.games: dict[Chunk, list[Game]] = {}
         self._identity = json.loads(json.dumps(identity))
+        self._chunks = set(chunks)
         path.parent.mkdir(exist_ok=True)
         self._file = self._locked()
         lines = self._whole_lines()
@@ -48,7 +53,7 @@ class GamesFile:
             lines = []
         if not lines:
             self._append(self._identity)
-        self.games.update(map(_portion, lines[1:]))
+        self.games.update(map(self._portion, lines[1:]))
         if self.games:
             log.info("going on with %s", path)
 
@@ -89,15 +94,26 @@ class GamesFile:
                 value = json.loads(line)
                 if not isinstance(value, dict):
                     raise ValueError("expected an object")
-                if lines:
-                    _portion(value)
-            except (ValueError, KeyError, TypeError, RecursionError):
+                if lines and lines[0] == self._identity:
+                    self._portion(value)
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 log.warning("%s is damaged at line %d, the rest is lost", self.path, len(lines) + 1)
                 break
             lines.append(value)
             size += len(line)
         self._file.truncate(size)
         return lines
+
+    def _portion(self, line: Mapping[str, Any]) -> tuple[Chunk, list[Game]]:
+        """Raises one of several errors where the line is of no portion of this evaluation."""
+        returns, lengths = line["returns"], line["lengths"]
+        games = [Game(float(r), int(n)) for r, n in zip(returns, lengths, strict=True)]
+        chunk = Chunk(line["task"], line["first"], len(games))
+        if chunk not in self._chunks:
+            raise ValueError(f"{chunk} is no portion of this evaluation")
+        if not all(math.isfinite(game.raw_return) and game.length > 0 for game in games):
+            raise ValueError("returns and lengths: expected finite and positive numbers")
+        return chunk, games
 
     def _append(self, line: Mapping[str, Any]) -> None:
         size = self._file.seek(0, os.SEEK_END)
@@ -111,12 +127,6 @@ class GamesFile:
             with suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
             raise
-
-
-def _portion(line: Mapping[str, Any]) -> tuple[Chunk, list[Game]]:
-    """ValueError, KeyError or TypeError where the line is not of a portion."""
-    games = [Game(float(r), int(n)) for r, n in zip(line["returns"], line["lengths"], strict=True)]
-    return Chunk(line["task"], int(line["first"]), len(games)), games
 
 
 def put_aside(*paths: Path) -> list[Path]:

@@ -47,6 +47,7 @@ class JsonLines:
     ) -> None:
         self._file = _AppendOnly(Path(path), resume_frames)
         self.points = self._file.lines  # in the file
+        self._last: Mapping[str, float] = {}  # point, of those written here
         if resume_points is not None and self.points < resume_points:
             log.warning(
                 "%s has %d of the %d points that were there at the checkpoint of frames=%d, up to"
@@ -57,8 +58,8 @@ class JsonLines:
     def write(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a point: `frames`, `updates`, `time_s`, then the "group/name" keys by name.
 
-        A second point of the same frames is left out: one point for each number of frames, also
-        where the last one of a run falls together with a regular one.
+        A second point of the same frames adds to the first what that has not: one point for each
+        number of frames, also where the last one of a run falls together with a regular one.
 
         Raises: ValueError if frames went back; OSError, naming the file, if it cannot be written.
         """
@@ -67,13 +68,21 @@ class JsonLines:
                 f"{self._file.path}: a point of frames={frames} came after one of "
                 f"frames={self._file.last_frames}; frames must grow from call to call"
             )
-        if frames == self._file.last_frames:
+        before = self._last if frames == self._file.last_frames else {}
+        if frames == self._file.last_frames and metrics.keys() <= before.keys() | {"frames"}:
             return
+        metrics = {**metrics, **before}
         keys = [key for key in ("updates", "time_s") if key in metrics]
         keys += sorted(key for key in metrics if key not in ("frames", "updates", "time_s"))
-        self._file.append(_encode({"frames": int(frames), **{key: metrics[key] for key in keys}}))
-        self._file.last_frames = frames
-        self.points += 1
+        line = _encode({"frames": int(frames), **{key: metrics[key] for key in keys}})
+        if before:
+            self._file.replace_last(line)
+        elif frames == self._file.last_frames:
+            return  # of the run that this one goes on with
+        else:
+            self._file.append(line)
+            self.points += 1
+        self._file.last_frames, self._last = frames, metrics
 
     def commit(self, frames: int) -> None:
         """Forces the lines to the disk, so that a power cut leaves no gap before a checkpoint."""
@@ -215,7 +224,7 @@ class _AppendOnly:
         self._file = path.open("ab", buffering=0)
 
     def append(self, lines: bytes) -> None:
-        size = os.fstat(self._file.fileno()).st_size
+        self._appended_at = size = os.fstat(self._file.fileno()).st_size
         rest = memoryview(lines)
         try:
             with naming(self.path):
@@ -225,6 +234,11 @@ class _AppendOnly:
             with contextlib.suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
             raise
+
+    def replace_last(self, line: bytes) -> None:
+        """Puts a line in place of what was appended last."""
+        os.ftruncate(self._file.fileno(), self._appended_at)
+        self.append(line)
 
     def sync(self) -> None:
         if not self._file.closed:

@@ -233,13 +233,11 @@ def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
     frames = metrics.get("evaluation/frames")
     if frames is None:
         return {}
-    path = _report_path(run_dir, int(frames))
-    if not path.exists():
-        log.warning("%s is missing: W&B has this evaluation's numbers without a table", path)
+    report = _report_of(run_dir, int(frames), metrics)
+    if report is None:
         return {}
     import wandb
 
-    report = json.loads(path.read_text())
     scores = report["metrics"]
     rows = [
         [
@@ -256,6 +254,31 @@ def _evaluated(run_dir: Path, metrics: Mapping[str, float]) -> dict[str, Any]:
     paths = [run_dir / video for video in report.get("videos", ())]
     videos = [wandb.Video(str(p), caption=p.stem, format="mp4") for p in paths if p.exists()]
     return {**media, "evaluation/videos": videos} if videos else media
+
+
+def _report_of(run_dir: Path, frames: int, metrics: Mapping[str, float]) -> dict[str, Any] | None:
+    """The report with these numbers: another evaluation of these frames may have its name now."""
+    path = _report_path(run_dir, frames)
+    damaged = []
+    for each in (path, *sorted(path.parent.glob(f"{frames}_*.json"))):
+        try:
+            report = json.loads(each.read_text())
+            scores = {
+                f"evaluation/{k.removeprefix('score/')}": v for k, v in report["metrics"].items()
+            }
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            damaged.append(f"{each} ({error})")
+            continue
+        shared = scores.keys() & metrics.keys()
+        if shared and all(scores[key] == metrics[key] for key in shared):
+            return report
+    log.warning(
+        "%s: W&B has this evaluation's numbers without a table",
+        f"damaged: {', '.join(damaged)}" if damaged else f"{path} is missing, or of another",
+    )
+    return None
 
 
 def _report_path(run_dir: Path, frames: int) -> Path:
@@ -314,7 +337,10 @@ def _run_id(run_dir: Path) -> str:
     """The id of this directory's W&B run, made up the first time."""
     path = run_dir / "wandb_run.json"
     if path.exists():
-        return json.loads(path.read_text())["id"]
+        try:
+            return str(json.loads(path.read_text())["id"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            log.warning("%s is damaged (%r): this will be another W&B run", path, error)
     run_id = _new_id()
     write_whole(path, json.dumps({"id": run_id}) + "\n")
     return run_id

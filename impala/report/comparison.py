@@ -246,7 +246,7 @@ def _takes(runs: Sequence[Run]) -> list[list[Run]]:
     takes: list[list[Run]] = []
     count: Counter[Any] = Counter()
     for run in runs:
-        seed = run.config.get("seed", run.directory)
+        seed = repr(run.config.get("seed", run.directory))
         if count[seed] == len(takes):
             takes.append([])
         takes[count[seed]].append(run)

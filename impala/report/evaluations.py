@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,15 @@ def read_evaluations(
             found.append(_read(path, suite, headline, scored_by))
         except ValueError as error:
             damaged.append(f"{path}: {error}")
-    # One that was put aside for a newer one of the same frames has more in its name.
-    return sorted(found, key=lambda each: (each.frames, each.path.stem == str(each.frames)))
+    return sorted(found, key=_age)
+
+
+def _age(evaluation: Evaluation) -> tuple[int, float, str]:
+    """Those that were put aside for a newer one of the same frames are numbered: 700_1, 700_2."""
+    number = evaluation.path.stem.rpartition("_")[2]
+    newest = evaluation.path.stem == str(evaluation.frames)
+    order = math.inf if newest else int(number) if number.isdecimal() else 0
+    return evaluation.frames, order, evaluation.path.stem
 
 
 def repeated(evaluations: Iterable[Evaluation]) -> set[str]:

@@ -79,7 +79,7 @@ def write_csv(figure: go.Figure, path: Path) -> None:
 
     panel: what is on the x axis, where there are several.
     """
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in _rows(figure):

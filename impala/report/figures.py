@@ -275,7 +275,8 @@ def band_ends(band: Any) -> tuple[Scores, Scores]:
 
 def _small(values: Scores) -> NDArray[np.float32]:
     """Four bytes a number are enough for the eye, and halve the page."""
-    return values.astype(np.float32)
+    most = np.finfo(np.float32).max
+    return np.clip(values, -most, most).astype(np.float32)
 
 
 def _share_to_per_cent(values: Scores) -> Scores:

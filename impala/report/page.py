@@ -127,7 +127,11 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
         "percentiles": percentiles,
         "live": LIVE,
         "rows": [_aggregate_row(each, part) for each in _by_label(of_kinds)],
-        "published": [_published_row(each, part.tasks) for each in drawn.published],
+        "published": [
+            _published_row(each, part.tasks)
+            for each in drawn.published
+            if each.scores.keys() & set(part.tasks)
+        ],
         "whole_suite": max((len(each.scores) for each in drawn.published), default=0),
         "bars": _bars(of_kinds),
         "figures": figure_json,
@@ -145,10 +149,11 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
             for g in part.groups
         ],
         "videos": [
-            _video(run, path, out, room)
+            video
             for run in part.runs
             for path in run.videos
             if path.parent.name.removesuffix(".videos") not in repeated(run.evaluations)
+            and (video := _video(run, path, out, room))
         ],
     }
 
@@ -268,15 +273,20 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any]:
+def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any] | None:
+    """None where it is not there any more: a newer evaluation of the same frames renames it."""
     name = path.parent.name.removesuffix(".videos")
     kind = next((e.kind for e in run.evaluations if e.path.stem == name), "unfinished evaluation")
     title = f"{path.stem} of {run.name}, {name}: {kind}"
-    size = path.stat().st_size
-    embedded = size <= room[0]
+    try:
+        size = path.stat().st_size
+        embedded = size <= room[0]
+        content = path.read_bytes() if embedded else b""
+    except OSError:
+        return None
     if embedded:
         room[0] -= size
-        source = "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
+        source = "data:video/mp4;base64," + base64.b64encode(content).decode()
     else:
         source = path.resolve().as_uri()
         title += " (a link: too large to be in the page)"

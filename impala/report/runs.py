@@ -235,6 +235,8 @@ def _point(line: bytes) -> dict[str, float]:
         if key not in point:
             raise ValueError(f"has no {key}")
         numbers[key] = point[key]
+    if not whole(point["frames"]):
+        raise ValueError(f"frames is {named(point['frames'])}, expected {whole.__doc__}")
     for key, value in numbers.items():
         if not number(value):
             raise ValueError(f"{key} is {named(value)}, expected {number.__doc__}")
