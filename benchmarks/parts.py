@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import hydra
 import numpy as np
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import building
 import refusals
@@ -28,7 +28,6 @@ from impala.actor_pool import actor_seeds, assign_tasks
 from impala.cores import available_cores
 from impala.crew import crew_of
 from impala.inference import LocalInference
-from impala.learner import Learner
 from impala.messages import Free
 from impala.trajectory import allocate, map_structure, trajectory_layout
 from impala.weights import Weights
@@ -152,7 +151,8 @@ class Parts:
             environments.size,
         )
         self._inference, self._columns = self._play(cfg, agent)
-        self._learner = build_learner(cfg, agent, device)
+        of_one_core = OmegaConf.merge(cfg, {"learner": {"threads": 1}})  # a micro-batch at a time
+        self._learner = building.build_learner(cast(DictConfig, of_one_core), agent, device)
         self._batch = self._learners_batch(cfg)
 
     def measure(self, seconds: float, windows: int) -> Costs:
@@ -215,19 +215,3 @@ class Parts:
         if skipped != []:
             raise RuntimeError(f"the learner skipped an update: not finite in tasks {skipped}")
         return self._unroll_length * self._batch.fresh
-
-
-def build_learner(cfg: DictConfig, agent: Any, device: torch.device) -> Learner:
-    """As in `launch.py`, but one micro-batch at a time, so that it is the work of one core."""
-    algorithm = cfg.algorithm
-    return Learner(
-        agent,
-        optimizer=instantiate(algorithm.optimizer),
-        lr_schedule=instantiate(algorithm.lr_schedule),
-        max_grad_norm=algorithm.max_grad_norm,
-        device=device,
-        threads=1,
-        autocast=building.pick_autocast(cfg.learner.autocast, device),
-        compile_loss=cfg.learner.compile,
-        max_skipped=cfg.learner.max_skipped,
-    )
