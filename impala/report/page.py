@@ -116,6 +116,9 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
         "suite": part.suite,
         "headline": part.headline,
         "tasks": part.tasks,
+        "shown_task": next(
+            (t for g in part.groups for t in g.training(part.tasks).tasks), part.tasks[0]
+        ),
         "differs": part.differs,
         "provenance": part.provenance,
         "populations": [
