@@ -68,17 +68,17 @@ class JsonLines:
                 f"{self._file.path}: a point of frames={frames} came after one of "
                 f"frames={self._file.last_frames}; frames must grow from call to call"
             )
-        before = self._last if frames == self._file.last_frames else {}
-        if frames == self._file.last_frames and metrics.keys() <= before.keys() | {"frames"}:
-            return
-        metrics = {**metrics, **before}
+        again = frames == self._file.last_frames
+        if again:
+            # Not to one that was there when the run was resumed: it came before the checkpoint.
+            if not self._last or metrics.keys() <= self._last.keys() | {"frames"}:
+                return
+            metrics = {**metrics, **self._last}
         keys = [key for key in ("updates", "time_s") if key in metrics]
         keys += sorted(key for key in metrics if key not in ("frames", "updates", "time_s"))
         line = _encode({"frames": int(frames), **{key: metrics[key] for key in keys}})
-        if before:
+        if again:
             self._file.replace_last(line)
-        elif frames == self._file.last_frames:
-            return  # of the run that this one goes on with
         else:
             self._file.append(line)
             self.points += 1

@@ -100,7 +100,7 @@ def _rows(figure: go.Figure) -> Iterator[list[object]]:
         count = len(x)
         title = panels[trace.xaxis or "x"].title.text or ""
         panel = title.replace("<br>", " ") if len(panels) > 1 else ""
-        ends: list[Any] = [[""] * count] * 4
+        ends: list[Any] = [[""] * count] * 4  # low and high, of x and of y
         if not isinstance(x[0], str):
             error, x = trace.error_x, value(x)
             if error.array is not None and error.visible is not False:
