@@ -33,6 +33,7 @@ from rich.table import Table
 
 from command_line import RunFailed
 from impala.whole_file import write_whole
+from impala.words import per_cent
 from run_directory import shown
 
 COLUMNS = ("job", "overrides", "score", "state", "directory", "error")
@@ -227,7 +228,7 @@ def table(sweep: Sweep) -> Table:
     for column in COLUMNS[:-1]:  # an error is too long: see `reasons`
         shown_table.add_column(column, overflow="fold")
     for job, row in zip(sweep.jobs, rows(sweep), strict=True):
-        score = f"{float(row['score']):.1f} %" if row["score"] else "-"
+        score = f"{per_cent(float(row['score']))} %" if row["score"] else "-"
         shown_table.add_row(row["job"], job.name, score, row["state"], row["directory"])
     return shown_table
 

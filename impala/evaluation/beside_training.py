@@ -17,6 +17,7 @@ from impala.evaluation.evaluation import Evaluation, EvaluationBusy, EvaluationE
 from impala.evaluation.evaluator import Evaluator, logged
 from impala.evaluation.progress import LINE_EVERY_S
 from impala.loggers.json_lines import read_points
+from impala.words import per_cent
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class BesideTraining:
 def _log(report: dict[str, Any]) -> None:
     headline = report["headline"]
     log.info(
-        "evaluation of %s frames: %s %.1f %%, tasks %d, games of each %d",
-        f"{report['frames']:,}", headline, report["score"], len(report["games"]),
+        "evaluation of %s frames: %s %s %%, tasks %d, games of each %d",
+        f"{report['frames']:,}", headline, per_cent(report["score"]), len(report["games"]),
         report["games_per_task"],
     )  # fmt: skip
