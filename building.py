@@ -27,6 +27,8 @@ from suites.camera import check_filmable
 from suites.suite import Suite
 from sweep import run_name
 
+NICENESS = 15  # of evaluation beside training, 10 more than actors have
+
 
 def build_agent(cfg: DictConfig, suite: Suite) -> Agent:
     torch.manual_seed(cfg.seed)
@@ -178,7 +180,7 @@ def build_evaluations(
         )
     copied = copy.deepcopy(agent).cpu()
     return BesideTraining(
-        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=10),
+        evaluation_of(cfg, suite, copied, seed=cfg.seed, num_workers=1, niceness=NICENESS),
         every_frames=every_frames,
         same_seed=cfg.evaluation.seed is not None,
         run_dir=run_dir,

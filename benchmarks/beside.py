@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.training_run import exit_on_sigterm, points_of
+from building import NICENESS
 
 EVERY_FRAMES = 200_000  # a checkpoint and a copy of the weights; the next evaluation waits
-GAMES = 10_000  # of each task: the first evaluation is still under way at the end
+GAMES = 1_000  # of each task: the first evaluation is still under way at the end
 CASES = {
     "pong, shallow": ["suite.tasks=[pong]"],
     "all 57 games, shallow": [],
@@ -128,7 +129,7 @@ def main() -> None:
         "# Evaluation beside training",
         report.facts(report.made_here("benchmarks.beside")),
         f"Training with its defaults, without and with an evaluation that is under way all the time"
-        f" (one process that gives way to training, niceness 10); every {EVERY_FRAMES:,} frames a"
+        f" (one process that gives way to training, niceness {NICENESS}); every {EVERY_FRAMES:,} frames a"
         f" checkpoint is written and the weights are copied for the next one. Rates are agent"
         f" steps/s, the best of {options.rounds} medians over {options.windows} windows of"
         f" {options.seconds:g} s; *pause*: the longest time between two updates in all windows;"

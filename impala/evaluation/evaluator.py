@@ -45,14 +45,13 @@ class Evaluator:
         self._run_dir = run_dir
         self._identity = evaluation.identity(frames)
         videos = folder / f"{frames}.videos"
-        self._file = GamesFile(
-            folder / f"{frames}.games.jsonl", self._identity, evaluation.chunks(), videos
-        )
-        self._left = Counter(chunk.task for chunk in evaluation.chunks())  # chunks of each task
+        chunks = list(evaluation.chunks())
+        self._file = GamesFile(folder / f"{frames}.games.jsonl", self._identity, chunks, videos)
+        self._left = Counter(chunk.task for chunk in chunks)  # chunks of each task
         self._left.subtract(chunk.task for chunk in self._file.games)
         if not self._file.games and videos.exists():
             _clear(self._path, videos)
-        waiting = [chunk for chunk in evaluation.chunks() if chunk not in self._file.games]
+        waiting = [chunk for chunk in chunks if chunk not in self._file.games]
         try:
             self._workers = Workers(evaluation, waiting, run_dir=run_dir, frames=frames)
         except BaseException:
