@@ -129,9 +129,10 @@ def main() -> None:
         "# Evaluation beside training",
         report.facts(report.made_here("benchmarks.beside")),
         f"Training with its defaults, without and with an evaluation that is under way all the time"
-        f" (one process that gives way to training, niceness {NICENESS}); every {EVERY_FRAMES:,} frames a"
-        f" checkpoint is written and the weights are copied for the next one. Rates are agent"
-        f" steps/s, the best of {options.rounds} medians over {options.windows} windows of"
+        f" (one process that gives way to training, niceness {NICENESS}); every"
+        f" {EVERY_FRAMES:,} frames a checkpoint is written and the weights are copied for the next"
+        f" one. Rates are agent steps/s, the best of {options.rounds} medians over"
+        f" {options.windows} windows of"
         f" {options.seconds:g} s; *pause*: the longest time between two updates in all windows;"
         " *evaluated*: of games that are finished.",
         report.table(
