@@ -82,7 +82,7 @@ class JsonLines:
         else:
             self._file.append(line)
             self.points += 1
-        self._file.last_frames, self._last = frames, metrics
+        self._file.last_frames, self._last = frames, dict(metrics)
 
     def commit(self, frames: int) -> None:
         """Forces the lines to the disk, so that a power cut leaves no gap before a checkpoint."""
