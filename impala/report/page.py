@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
@@ -151,13 +151,7 @@ def _part(name: str, drawn: Drawn, out: Path, room: list[int]) -> dict[str, Any]
             (g.label, sorted((k, shown(v)) for k, v in g.runs[0].config.items()))
             for g in part.groups
         ],
-        "videos": [
-            video
-            for run in part.runs
-            for path in run.videos
-            if path.parent.name.removesuffix(".videos") not in repeated(run.evaluations)
-            and (video := _video(run, path, out, room))
-        ],
+        "videos": [video for run in part.runs for video in _videos(run, out, room)],
     }
 
 
@@ -250,6 +244,7 @@ def _improvement(part: Part) -> list[tuple[str, str, str]]:
 
 
 def _run_row(group: Group, run: Run) -> dict[str, Any]:
+    again = repeated(run.evaluations)
     first, seconds = run.points[0], run.last["time_s"] - run.points[0]["time_s"]
     rate = (run.last["frames"] - first["frames"]) / seconds if seconds > 0 else None
     return {
@@ -271,9 +266,18 @@ def _run_row(group: Group, run: Run) -> dict[str, Any]:
         "evaluations": [
             (e.kind, f"{e.frames:,}", e.seed, per_cent(e.metrics[f"score/{run.headline}"]),
              sorted(e.provenance.items()))
-            for e in run.evaluations if e.path.stem not in repeated(run.evaluations)
+            for e in run.evaluations if e.path.stem not in again
         ],
     }  # fmt: skip
+
+
+def _videos(run: Run, out: Path, room: list[int]) -> Iterator[dict[str, Any]]:
+    again = repeated(run.evaluations)
+    for path in run.videos:
+        if path.parent.name.removesuffix(".videos") not in again and (
+            video := _video(run, path, out, room)
+        ):
+            yield video
 
 
 def _video(run: Run, path: Path, out: Path, room: list[int]) -> dict[str, Any] | None:
